@@ -1,0 +1,1 @@
+"""Reproduce and minimise failures of PyTorch video-model training."""

@@ -1,0 +1,1 @@
+"""Snapshot of everything a replay needs, at the failing step."""

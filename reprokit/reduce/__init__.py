@@ -1,0 +1,1 @@
+"""The smallest case that still fails for the same reason."""

@@ -1,0 +1,1 @@
+"""Run a case N times, somewhere, and judge."""

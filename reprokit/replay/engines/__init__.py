@@ -1,0 +1,1 @@
+"""Where a case is evaluated: one seam, several engines."""

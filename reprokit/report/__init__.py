@@ -1,0 +1,1 @@
+"""What is handed over: the bundle and the texts in it, rendered from templates."""

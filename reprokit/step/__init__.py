@@ -1,0 +1,1 @@
+"""Evaluate one case: restore the state, run the step, say what happened."""
