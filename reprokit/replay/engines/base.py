@@ -1,0 +1,31 @@
+"""The seam between what is evaluated and where: a case goes in, the future of an outcome comes out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from reprokit.step.case import Case
+from reprokit.step.outcome import Outcome
+
+
+class Engine(ABC):
+    """A place where cases are evaluated. A context manager: what it started ends with it, whatever happened inside."""
+
+    name: str  # as `--engine` and the JSON of `replay` spell it
+    capacity: int = 1  # cases that it evaluates at once
+
+    @abstractmethod
+    def submit(self, case: Case) -> Future[Outcome]:
+        """Evaluate a case soon. What breaks on the way is an INFRA outcome or the future's exception, never a hang."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Engines that hold processes, containers or threads end them here."""
+        return None
