@@ -181,7 +181,7 @@ def test_a_clean_command_line_stays(arguments):
 
 def test_a_config_keeps_its_form():
     given = {
-        "model": {"token_drop_rate": 0.95, "token": "cls", "cls_token": "something", "a": {"token": {"kind": "learned"}}},
+        "model": {"token_drop_rate": 0.95, "token": "cls", "cls_token": "learned", "a": {"token": {"kind": "learned"}}},
         "hub": {"token": "abcdefg", "url": "https://a:b@c", "use_token": True, "max_token": 4096},
         "credentials": {"user": "x", "parts": ("a", None, False)},
         "password": 1234,
