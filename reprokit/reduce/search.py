@@ -17,7 +17,7 @@ Search = Generator[Question, bool, Question]
 
 
 def crop(items: Sequence[int]) -> Search:
-    """The shortest contiguous window that fails, if failing is monotone: 2 log2 n questions, half of it for one culprit."""
+    """The tightest window that fails, if failing is monotone: 2 log2 n questions, half of it for one culprit."""
     end = yield from _shortest(len(items), lambda size: tuple(items[:size]))
     if end > 1 and (yield tuple(items[end - 1 : end])):
         return tuple(items[end - 1 : end])
