@@ -5,8 +5,9 @@ three are guilty, since any of them left is enough. A question to the whole batc
 the search can do without it: it is done near the reduced case, along one axis at a time, where a question costs a few
 hundredths, and the whole batch then confirms or refutes what was found. Only what it confirmed is reported.
 
-How to read an axis: one element, or several of which each alone heals; `together`, where several heal only all at once;
-nothing, where healing all of this axis would not heal, because the failure is in other tensors as well.
+How to read an axis: one element, or several of which each alone heals; `together`, where several heal only all at once
+(all of the axis: it does not tell where the failure is); nothing, where healing all of the axis would not heal, because
+the failure is in other tensors as well.
 """
 
 from __future__ import annotations

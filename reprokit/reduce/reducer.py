@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reprokit.errors import BadInput
+from reprokit.failure import Signature
 from reprokit.layout import SHARED, Layout
 from reprokit.reduce import guilty
 from reprokit.reduce.guilty import Guilt
@@ -47,26 +48,31 @@ def reduce(
     """The smallest case. budget: evaluations; past it the best so far is returned. Raises NotReproduced, BadInput."""
     if budget is not None and budget < 1:
         raise BadInput(f"budget of {budget}: nothing can be asked with it; allow one evaluation or more")
-    return _Reducer(incident, evaluate, budget, on_progress).run()
+    if incident.manifest.signature is None:
+        raise BadInput(f"{incident.path}: nothing failed in this step, so there is nothing to reduce")
+    return _Reducer(incident, incident.manifest.signature, evaluate, budget, on_progress).run()
 
 
 class _Reducer:
     """One reduction; `part` is at all times the smallest part that is known to fail."""
 
     def __init__(
-        self, incident: Incident, evaluate: Evaluate, budget: int | None, on_progress: Callable[[Progress], None] | None
+        self,
+        incident: Incident,
+        captured: Signature,
+        evaluate: Evaluate,
+        budget: int | None,
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._incident, self._on_progress = incident, on_progress
+        self._incident, self._captured, self._on_progress = incident, captured, on_progress
         self._batch, self._donor = incident.batch(), incident.donor()
         self._layout = Layout.parse(incident.manifest.layout)
         sizes = self._layout.sizes(self._batch)
         weigh = weigher(self._layout, sizes, self._layout.sizes(self._donor) if self._donor is not None else {})
-        self._oracle = Oracle(
-            evaluate, incident.manifest.signature, weigh=weigh, budget=budget, on_answer=self._report
-        )
+        self._oracle = Oracle(evaluate, captured, weigh=weigh, budget=budget, on_answer=self._report)
         self._whole = self.part = Part.whole(incident.path, _cuttable(sizes))
-        saved = lambda axis: 1 - weigh(self._whole.drop_all_but(axis, (0,)).case())
-        self._axes = sorted(self._whole.sizes, key=lambda axis: (axis != "b", -saved(axis)))
+        left = {axis: weigh(self._whole.drop_all_but(axis, (0,)).case()) for axis in self._whole.sizes}
+        self._axes = sorted(left, key=lambda axis: (axis != "b", left[axis]))
         self._axis = ""
         self._refused: dict[str, None] = {}  # axes on which a shape was refused, in order
         self._notes: list[str] = []
@@ -90,7 +96,7 @@ class _Reducer:
             self._notes.append(f"the budget ended after {oracle.calls} evaluations: this is the best so far")
         outcome = self._final()
         return Reduction(
-            signature=self._incident.manifest.signature,
+            signature=self._captured,
             axes={axis: self._describe(axis, guilt.get(axis, Guilt())) for axis in self._whole.sizes},
             groups=({axis: self.part.essential(axis) for axis in self._whole.sizes},),
             batch_guilty=isolation.batch_guilty,
@@ -157,17 +163,21 @@ class _Reducer:
 
     def _heal(self, axis: str) -> None:
         """Of what could not be dropped, the fewest that must keep their content; then the least shape beside it."""
-        kept, start = self.part.keep[axis], self.part
+        start = self.part
 
-        def minus(some: Indices) -> Indices:
-            return tuple(index for index in kept if index not in some)
+        def fails_with(content: Indices) -> bool:
+            return self._oracle.fails(start.heal(axis, _minus(start.keep[axis], content)))
 
-        content = drive(smallest(kept), lambda some: self._oracle.fails(start.heal(axis, minus(some))))
-        self.part = healed = start.heal(axis, minus(content))
-        if len(shape := minus(content)) > 1:
-            beside = lambda some: healed.drop_all_but(axis, tuple(sorted((*content, *some))))
-            some = drive(smallest(shape), lambda some: self._oracle.verdict(beside(some)) is Status.FAIL)
-            self.part = beside(some)
+        content = drive(smallest(start.keep[axis]), fails_with)
+        shape = _minus(start.keep[axis], content)
+        self.part = healed = start.heal(axis, shape)
+        if len(shape) < 2:
+            return
+
+        def beside(some: Indices) -> Part:
+            return healed.drop_all_but(axis, tuple(sorted((*content, *some))))
+
+        self.part = beside(drive(smallest(shape), lambda some: self._oracle.verdict(beside(some)) is Status.FAIL))
 
     def _close(self) -> list[dict[str, Any]]:
         """Single elements of every axis, to a fixpoint. Returns the tests of the last round."""
@@ -193,8 +203,7 @@ class _Reducer:
         return len(self.part.keep[axis]) == 1 or self._without(axis, index) is Status.INVALID
 
     def _without(self, axis: str, index: int) -> Status:
-        kept = tuple(other for other in self.part.keep[axis] if other != index)
-        return self._oracle.verdict(self.part.drop_all_but(axis, kept))
+        return self._oracle.verdict(self.part.drop_all_but(axis, _minus(self.part.keep[axis], (index,))))
 
     def _test(self, axis: str, index: int) -> dict[str, Any]:
         """What shows that this element matters, from the cache: how it was taken away, and what came then."""
@@ -245,6 +254,10 @@ class _Reducer:
                     status=str(outcome.status),
                 )
             )
+
+
+def _minus(some: Indices, others: Indices) -> Indices:
+    return tuple(index for index in some if index not in others)
 
 
 def _cuttable(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from reprokit.errors import Infrastructure
+from reprokit.failure import Kind, Signature
+from reprokit.layout import Layout
+from reprokit.reduce.isolation import settle
+from reprokit.reduce.moves import Part, weigher
+from reprokit.reduce.oracle import FORWARD, Oracle, Spent
+from reprokit.step.case import Case
+from reprokit.step.outcome import Outcome, Status
+
+NAN = Signature(kind=Kind.NONFINITE_LOSS, where="loss")
+GRAD = Signature(kind=Kind.NONFINITE_GRAD, where="backward")
+ERROR = Signature(kind=Kind.EXCEPTION, where="forward", exception="ValueError", message="one sample")
+WHOLE = Part.whole(Path("incident"), {"b": 4, "t": 8})
+FAIL, PASS = Outcome(status=Status.FAIL, signature=NAN), Outcome(status=Status.PASS)
+
+
+def oracle(evaluate, captured=NAN, **options):
+    return Oracle(evaluate, captured, weigh=lambda case: 0.5 if case.keep else 1.0, **options)
+
+
+def by_content(batch, twin):
+    """The batch's content comes to one outcome, the donor's to another, whatever the shape."""
+    return lambda case, isolation: twin if case.heal == ({},) or case.content == "donor" else batch
+
+
+def test_equal_parts_are_equal_cases_and_cost_one_evaluation():
+    asked = oracle(by_content(FAIL, PASS))
+    part = WHOLE.drop_all_but("b", (2,))
+    assert part.case() == WHOLE.drop_all_but("b", (1, 2)).drop_all_but("b", (2,)).heal("t", ()).case()
+    assert asked.fails(part) and asked.fails(part) and asked.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "twin", "verdict"),
+    [
+        (FAIL, PASS, Status.FAIL),
+        (FAIL, FAIL, Status.INVALID),
+        (Outcome(status=Status.OTHER, signature=ERROR), Outcome(status=Status.OTHER, signature=ERROR), Status.INVALID),
+        (Outcome(status=Status.OTHER, signature=ERROR), PASS, Status.OTHER),
+        (Outcome(status=Status.OTHER, signature=GRAD), Outcome(status=Status.OTHER, signature=GRAD), Status.OTHER),
+        (Outcome(status=Status.INVALID), PASS, Status.INVALID),
+        (PASS, FAIL, Status.PASS),
+    ],
+)
+def test_what_the_twin_does_as_well_is_the_shape_s_doing(batch, twin, verdict):
+    asked = oracle(by_content(batch, twin))
+    asked.twins = True
+    assert asked.verdict(WHOLE.drop_all_but("b", (2,))) is verdict
+
+
+def test_without_an_admitted_donor_no_twin_is_asked():
+    asked = oracle(by_content(FAIL, FAIL))
+    assert asked.verdict(WHOLE.drop_all_but("b", (2,))) is Status.FAIL and asked.calls == 1
+
+
+def test_cost_is_elements_times_how_far_the_step_ran():
+    reached = Outcome(status=Status.PASS, fingerprint={"losses": "a", "gradients/model": "b"})
+    part = WHOLE.drop_all_but("b", (2,))
+    for captured, outcome, steps in [(NAN, PASS, 0.5 * FORWARD), (NAN, reached, 0.5), (GRAD, PASS, 0.5)]:
+        asked = oracle(lambda case, isolation, outcome=outcome: outcome, captured)
+        asked.ask(part.case())
+        assert asked.cost == steps and asked.spent["isolation"]["elements"] == 0.5
+
+
+def test_an_accident_of_the_machinery_is_tried_again_and_a_fault_is_raised():
+    broken = Outcome(status=Status.INFRA, detail="worker died\nof old age")
+    answers = iter([broken, FAIL])
+    assert oracle(lambda case, isolation: next(answers)).fails(WHOLE)
+    with pytest.raises(Infrastructure, match="broke 2 times: worker died of old age") as error:
+        oracle(lambda case, isolation: broken).ask(WHOLE.case())
+    assert error.value.exit_code == 3
+
+
+def test_a_budget_stops_questions_and_never_known_answers():
+    asked = oracle(by_content(FAIL, PASS), budget=1)
+    assert asked.fails(WHOLE) and asked.fails(WHOLE)
+    with pytest.raises(Spent):
+        asked.fails(WHOLE.drop_all_but("b", (2,)))
+
+
+def test_a_donor_that_passes_only_in_a_fresh_process_decides_there():
+    def run(case, isolation):
+        return PASS if case.content == "donor" and isolation == "process" else FAIL
+
+    case = WHOLE.case()
+    found = settle(case, Case(incident=case.incident, content="donor"), run, NAN)
+    assert found.level == "process" and found.batch_guilty is True and len(found.runs) == 2 + 2 + 3
+
+
+def test_numbers_that_differ_between_fresh_processes_are_said_to():
+    counter = iter(range(100))
+
+    def run(case, isolation):
+        if case.content == "donor":
+            return PASS
+        return Outcome(status=Status.FAIL, signature=NAN, fingerprint={"losses": str(next(counter))})
+
+    case = WHOLE.case()
+    found = settle(case, Case(incident=case.incident, content="donor"), run, NAN)
+    assert found.level == "process" and not found.stable
+
+
+def test_weights_follow_each_tensor_s_own_axes():
+    layout = Layout.parse({"global": "b t h", "local": "b v t h", "path": "b"})
+    sizes = {"b": 2, "t": 4, "global.h": 10, "v": 3, "local.h": 5}
+    weigh = weigher(layout, sizes, {**sizes, "t": 2})
+    total = 2 * 4 * 10 + 2 * 3 * 4 * 5 + 2
+    case = lambda **keep: Case(incident=Path("incident"), keep=keep)
+    assert weigh(case()) == 1
+    assert weigh(case(v=(0,))) == (2 * 4 * 10 + 2 * 1 * 4 * 5 + 2) / total
+    assert weigh(Case(incident=Path("incident"), content="donor")) == (2 * 2 * 10 + 2 * 3 * 2 * 5 + 2) / total
