@@ -110,7 +110,7 @@ class Oracle:
                 if best is None or self._weigh(case) < self._weigh(best):
                     smallest[outcome.signature] = case
         return [
-            {"failure": name(signature), "case": case.to_json(), "detail": self.ask(case).detail[-_TAIL:]}
+            {"failure": name(signature), **{part: case.to_json()[part] for part in ("keep", "heal")}}
             for signature, case in smallest.items()
             if not self._refused_as_well(replace(case, heal=({},)), self.ask(case))
         ]

@@ -21,7 +21,7 @@ import torch
 
 from reprokit.errors import BadInput
 from reprokit.failure import Signature
-from reprokit.layout import SHARED, Layout
+from reprokit.layout import SHARED, Layout, Unfit
 from reprokit.reduce import guilty
 from reprokit.reduce.guilty import Guilt
 from reprokit.reduce.isolation import Isolation, NotReproduced
@@ -106,7 +106,9 @@ class _Reducer:
             one_minimal=tests is not None and all(test["status"] != Status.FAIL for test in tests),
             isolation=isolation.level,
             case=replace(self.part.case(), thorough=True),
+            symptoms=outcome.symptoms,
             fingerprint=outcome.fingerprint,
+            donor_admitted=oracle.twins,
             certificate={
                 "isolation": list(isolation.runs),
                 "stable": isolation.stable,
@@ -127,12 +129,22 @@ class _Reducer:
             self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
         elif donor.status is not Status.PASS:
             self._notes.append(f"the donor is {donor.status} itself and was not used: {donor.detail.strip()[-200:]}")
+        elif reason := self._misfit(donor):
+            self._notes.append(reason)
         else:
-            if _equal(self._layout.heal(self._batch, self._donor, ({},)), self._donor):
-                oracle.know(self._whole.twin(), donor)
-            oracle.twins = oracle.ask(self._whole.twin()).status is Status.PASS
-            if not oracle.twins:
-                self._notes.append("the donor passes, but not in the batch's shape: the shape itself is to blame")
+            oracle.twins = True
+
+    def _misfit(self, donor: Outcome) -> str:
+        """Why a donor that passes cannot stand in for the batch; where shapes are the same, passing was the proof."""
+        try:
+            twin = self._layout.heal(self._batch, self._donor, ({},))
+        except Unfit as error:
+            return f"the donor passes, but cannot stand in for the batch: {error}"
+        if _equal(twin, self._donor):
+            self._oracle.know(self._whole.twin(), donor)
+        if self._oracle.ask(self._whole.twin()).status is Status.PASS:
+            return ""
+        return "the donor passes, but not in the batch's shape: the shape itself is to blame"
 
     def _search(self) -> None:
         self._oracle.phase = "search"

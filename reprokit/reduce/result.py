@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reprokit.failure import Signature
+from reprokit.failure import Signature, Symptom
 from reprokit.reduce.moves import Indices
 from reprokit.step.case import Case
 
@@ -52,7 +52,9 @@ class Reduction:
     one_minimal: bool
     isolation: str
     case: Case
-    fingerprint: Mapping[str, str]  # of the reduced case, run to its end
+    symptoms: tuple[Symptom, ...]  # of the reduced case, run to its end
+    fingerprint: Mapping[str, str]  # of the same run
+    donor_admitted: bool  # its content passes in the whole batch's shape
     certificate: Mapping[str, Any]  # plain data: every test behind these claims
     groups: tuple[Mapping[str, Indices], ...] = ()  # independent minima
     regions: tuple[Any, ...] = ()
