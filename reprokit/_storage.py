@@ -58,15 +58,11 @@ class Span:
     shape: tuple[int, ...] | None  # for other readers; None where the bytes are not its elements in order
 
     @property
-    def device(self) -> torch.device:
-        return self.owner.device if isinstance(self.owner, torch.Tensor) else torch.device("cpu")
-
-    @property
     def pool(self) -> str:
-        """Where addresses can be compared. CPU tensors and arrays share memory across storages."""
-        if isinstance(self.owner, np.ndarray) or self.device.type == "cpu" or not self.nbytes:
+        """Where addresses can be compared. On the CPU tensors and arrays share memory across storages."""
+        if isinstance(self.owner, np.ndarray) or self.owner.is_cpu:
             return "cpu"
-        return f"{self.device} {self.owner.untyped_storage()._cdata}"
+        return f"{self.owner.device} {self.owner.untyped_storage()._cdata}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,12 +148,14 @@ def _block(name: str, spans: Sequence[Span]) -> Block:
 
 def _memory(span: Span, nbytes: int) -> torch.Tensor:
     """The bytes themselves, not a copy. On the CPU by address: no one storage need cover what several windows share."""
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8, device=span.device)
-    if isinstance(span.owner, np.ndarray) or span.device.type == "cpu":
+    if isinstance(span.owner, np.ndarray) or span.owner.is_cpu:
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(span.start), dtype=torch.uint8)
+    line = torch.empty(0, dtype=torch.uint8, device=span.owner.device)
+    if not nbytes:
+        return line
     storage = span.owner.untyped_storage()
-    line = torch.empty(0, dtype=torch.uint8, device=span.device)
     return line.set_(storage, span.start - storage.data_ptr(), (nbytes,), (1,))  # type: ignore[call-overload,no-any-return]
 
 

@@ -87,24 +87,32 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _tensor(tensor: torch.Tensor, label: str, found: Found) -> Node:
-    if tensor.layout is torch.sparse_coo or str(tensor.layout) in _COMPRESSED:
-        parts = [_tensor(part.detach(), f"{label}.{i}", found) for i, part in enumerate(_parts(tensor))]
-        node = {"$": "sparse", "layout": str(tensor.layout), "shape": list(tensor.shape), "parts": parts}
-        return node | ({"coalesced": tensor.is_coalesced()} if tensor.layout is torch.sparse_coo else {})
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout is not torch.strided:
+        return _sparse(tensor, label, found)
+    if tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         raise NoForm(f"torch.Tensor ({tensor.layout}, {tensor.dtype}, on {tensor.device})")
     try:
         start = tensor.data_ptr()
     except RuntimeError:
         raise NoForm("torch.Tensor without memory") from None
-    node = {"$": "tensor", "dtype": _name(tensor.dtype), "shape": list(tensor.shape), "offset": 0}
-    if tensor.stride() != _contiguous(tensor.shape):
-        node["stride"] = list(tensor.stride())
-    node |= {flag: True for flag, held in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if held}
-    strides = [stride * tensor.itemsize for stride in tensor.stride()]
-    as_is = tensor.is_contiguous() and "conj" not in node and "neg" not in node
-    found.append((node, _span(node, tensor, label, start, node["dtype"], strides, as_is)))
+    shape, strides, name = tuple(tensor.shape), tensor.stride(), _name(tensor.dtype)
+    node = {"$": "tensor", "dtype": name, "shape": list(shape), "offset": 0}
+    if strides != _contiguous(shape):
+        node["stride"] = list(strides)
+    flags = [flag for flag, held in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if held]
+    node |= dict.fromkeys(flags, True)
+    as_is = tensor.is_contiguous() and not flags
+    found.append((node, _span(node, tensor, label, start, name, tensor.itemsize, as_is)))
     return node
+
+
+def _sparse(tensor: torch.Tensor, label: str, found: Found) -> Node:
+    layout = str(tensor.layout)
+    if layout != "torch.sparse_coo" and layout not in _COMPRESSED:
+        raise NoForm(f"torch.Tensor ({layout})")
+    parts = [_tensor(part.detach(), f"{label}.{i}", found) for i, part in enumerate(_parts(tensor))]
+    node = {"$": "sparse", "layout": layout, "shape": list(tensor.shape), "parts": parts}
+    return node | ({} if layout in _COMPRESSED else {"coalesced": tensor.is_coalesced()})
 
 
 def _array(array: Array, label: str, found: Found) -> Node:
@@ -115,25 +123,23 @@ def _array(array: Array, label: str, found: Found) -> Node:
         node["stride"] = list(array.strides)
     name = array.dtype.name if array.dtype.isnative else ""
     start = array.__array_interface__["data"][0]
-    found.append((node, _span(node, array, label, start, name, array.strides, array.flags.c_contiguous)))
+    found.append((node, _span(node, array, label, start, name, 1, array.flags.c_contiguous)))
     return node
 
 
 def _span(
-    node: Node, owner: torch.Tensor | Array, label: str, start: int, dtype: str, strides: Sequence[int], as_is: bool
+    node: Node, owner: torch.Tensor | Array, label: str, start: int, dtype: str, unit: int, as_is: bool
 ) -> Span:
-    shape = tuple(owner.shape)
-    low, high = _storage.extent(shape, strides) if 0 not in shape else (0, -owner.itemsize)  # empty: no bytes
+    """The memory of a window whose strides count in `unit` bytes; `as_is` if that is its elements in order."""
+    shape, size = tuple(node["shape"]), owner.itemsize
+    low, high = 0, (prod(shape) - 1) * size  # empty: no bytes
+    if "stride" in node and 0 not in shape:
+        low, high = (unit * reach for reach in _storage.extent(shape, node["stride"]))
     node["offset"] = -low
     code = _storage.CODES.get(dtype) or _storage.PAIRS.get(dtype)
-    return Span(
-        owner=owner,
-        label=label,
-        start=start + low,
-        nbytes=high - low + owner.itemsize,
-        dtype=code or "U8",
-        shape=shape + (2,) * (dtype in _storage.PAIRS) if as_is and code else None,
-    )
+    natural = shape + (2,) * (dtype in _storage.PAIRS) if as_is and code else None
+    nbytes = high - low + size
+    return Span(owner=owner, label=label, start=start + low, nbytes=nbytes, dtype=code or "U8", shape=natural)
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,300 @@
+"""An incident: one captured failure as a directory that is complete, or is not there.
+
+It is written into a sibling that is hidden and has no name yet, every file is synced, and one rename publishes it:
+killed at any moment, it is whole or absent. The manifest lists every file with its hash, and the incident's id is the
+digest of the manifest, so one id vouches for every byte, in the directory, in a bundle and in a store. A reader
+believes nothing else: what is missing, changed, added, linked or outside is refused in one line before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from reprokit import _files, tree
+from reprokit.errors import BadInput
+from reprokit.failure import Signature, Symptom
+
+SCHEMA = 1
+MANIFEST = "incident.json"
+DRAFT_PREFIX = ".draft-"  # hidden: nobody takes one for an incident, and a stale one is seen for what it is
+
+_AGAIN = "fetch or capture the incident again"
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """What a file must be."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What failed, where it came from, and every file of the incident but the manifest itself."""
+
+    signature: Signature | None  # None: nothing failed, as in a rehearsal
+    step: int
+    entrypoint: str  # package.module:build, or train.py:build
+    layout: Any  # plain data, as Layout.spec has it
+    files: Mapping[str, FileEntry]
+    symptoms: tuple[Symptom, ...] = ()
+    schema: int = SCHEMA
+    world_size: int = 1
+    created: str = ""  # ISO 8601, UTC
+    commit: str | None = None  # None: not in a repository
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    redacted: tuple[str, ...] = ()  # what was changed to keep secrets out
+    left_out: tuple[str, ...] = ()  # what could not be stored, or was too large
+    parent: str | None = None  # id of what this was reduced from
+    certificate: Mapping[str, Any] | None = None  # of a reduction: why it is minimal
+    id: str = ""  # set where it is written or read
+
+    def to_json(self) -> dict[str, Any]:
+        """Strict JSON, with the id that it has: the digest of all the rest."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "id"}
+        plain |= {
+            "signature": self.signature.to_json() if self.signature else None,
+            "symptoms": [symptom.to_json() for symptom in self.symptoms],
+            "files": {path: {"sha256": entry.sha256, "bytes": entry.bytes} for path, entry in self.files.items()},
+            "fingerprint": dict(self.fingerprint),
+        }
+        return {"id": hashlib.sha256(_canonical(plain)).hexdigest(), **plain}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises what Python raises where a value is missing or of the wrong kind; the id must be that of the rest."""
+        parsed = {
+            "signature": Signature.from_json(data["signature"]) if data["signature"] else None,
+            "symptoms": tuple(Symptom.from_json(symptom) for symptom in data["symptoms"]),
+            "files": {path: FileEntry(**entry) for path, entry in data["files"].items()},
+            "redacted": tuple(data["redacted"]),
+            "left_out": tuple(data["left_out"]),
+        }
+        manifest = cls(**{**data, **parsed})
+        texts = (manifest.entrypoint, manifest.created, *manifest.redacted, *manifest.left_out)
+        counts = (manifest.step, manifest.world_size, *(entry.bytes for entry in manifest.files.values()))
+        if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
+            raise ValueError("not a manifest's values")
+        if not all(_HASH.fullmatch(entry.sha256) for entry in manifest.files.values()):
+            raise ValueError("not a hash")
+        if manifest.to_json()["id"] != manifest.id:
+            raise ValueError("not the manifest of this id")
+        return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident on disk whose manifest is sound. Data is read when asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path | str, *, verify: bool = True) -> Incident:
+        """Check the manifest and the listing and, unless told otherwise, the hash of every file."""
+        path = Path(path)
+        try:
+            incident = cls(path, _read_manifest(path))
+            _check_listing(path, incident.manifest.files)
+            if verify:
+                _files.each(lambda file: _check_hash(path, file[0], file[1]), incident.manifest.files.items())
+        except OSError as error:
+            raise BadInput(f"{error.filename or path}: cannot be read ({error.strerror}); {_AGAIN}") from error
+        return incident
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.bytes for entry in self.manifest.files.values())
+
+    @property
+    def source(self) -> Path:
+        """The archived tree of the source."""
+        return self.path / "source/tree"
+
+    def config(self) -> Any:
+        try:
+            return yaml.safe_load(self._text("config.yaml"))  # in Python: libyaml refuses surrogates that were written
+        except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise BadInput(f"{self.path / 'config.yaml'}: not YAML of plain data; {_AGAIN}") from error
+
+    def command(self) -> Any:
+        return self._json("command.json")
+
+    def environment(self) -> Any:
+        return self._json("environment.json")
+
+    def flags(self) -> Any:
+        return self._json("flags.json")
+
+    def requirements(self) -> str:
+        return self._text("requirements.txt")
+
+    def state(self) -> Any:
+        return tree.load(self.path / "state", "state")
+
+    def batch(self, rank: int = 0) -> Any:
+        return tree.load(self.path / _rank(rank), "batch")
+
+    def donor(self, rank: int = 0) -> Any:
+        """The last healthy batch, or None where the first one failed."""
+        held = f"{_rank(rank)}/donor.json" in self.manifest.files
+        return tree.load(self.path / _rank(rank), "donor") if held else None
+
+    def rng(self, rank: int = 0) -> Any:
+        return tree.load(self.path / _rank(rank), "rng")
+
+    def copy_into(self, draft: Draft, *, except_: Collection[str] = ()) -> None:
+        """All files but those named, by path or by folder; each is checked against its hash on the way."""
+        folders = tuple(f"{name.rstrip('/')}/" for name in except_)
+        kept = [item for item in self.manifest.files.items() if not f"{item[0]}/".startswith(folders)]
+        _files.each(lambda file: _check_hash(self.path, file[0], file[1], copy_to=draft.file(file[0])), kept)
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{self.path / name}: missing or not text; {_AGAIN}") from error
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads(self._text(name))
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{self.path / name}: not JSON; {_AGAIN}") from error
+
+
+class Draft:
+    """An incident in the making, in a hidden folder inside `out`. Leaving the context removes it unless published."""
+
+    def __init__(self, out: Path | str) -> None:
+        self.out = Path(out)
+        self.path = self.out / f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise BadInput(f"{self.out}: cannot be written ({error.strerror}); choose another folder") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def file(self, name: str) -> Path:
+        """Where to write a file of this name; its folders are made."""
+        if not _files.is_inside(name) or name == MANIFEST:
+            raise BadInput(f"{_files.shown(name)}: no name for a file of an incident; use a relative path without ..")
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write_text(self, name: str, text: str) -> None:
+        """UTF-8; what has no place in it, as lone surrogates of captured output, is written as an escape."""
+        self.file(name).write_bytes(text.encode("utf-8", "backslashreplace"))
+
+    def write_json(self, name: str, data: Any) -> None:
+        try:
+            self.write_text(name, json.dumps(data, indent=2, allow_nan=False) + "\n")
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{name}: not plain data ({error}); use mappings, lists, text and numbers") from error
+
+    def write_yaml(self, name: str, data: Any) -> None:
+        try:
+            self.write_text(name, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        except yaml.YAMLError as error:
+            raise BadInput(f"{name}: not plain data; use mappings, lists, text and numbers") from error
+
+    def write_tree(
+        self, folder: str, name: str, data: object, on_unstorable: Callable[[str, object], None] | None = None
+    ) -> None:
+        tree.save(data, self.file(f"{folder}/{name}.json").parent, name, on_unstorable=on_unstorable)
+
+    def publish(self, name: str, **manifest: Any) -> Incident:
+        """Hash, sync and rename. Takes Manifest's fields but schema, id and files; a taken name gets a number."""
+        if not _files.is_inside(name) or "/" in name or name.startswith("."):
+            raise BadInput(f"{_files.shown(name)}: no name for an incident; use letters, digits and dashes")
+        _files.prune(self.path)
+        sizes = dict(_files.listing(self.path))
+        hashes = _files.seal(self.path, sizes)
+        files = {path: FileEntry(sha256=sha256, bytes=sizes[path]) for path, sha256 in zip(sizes, hashes)}
+        manifest = {"created": datetime.now(UTC).isoformat(timespec="seconds")} | manifest
+        text = json.dumps(Manifest(files=files, **manifest).to_json(), indent=1, allow_nan=False) + "\n"
+        (self.path / MANIFEST).write_text(text)
+        _files.seal(self.path, [MANIFEST])
+        path = _files.rename_free(self.path, self.out, name)
+        _files.sync(self.out)
+        return Incident(path, Manifest.from_json(json.loads(text)))
+
+
+def _canonical(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _rank(rank: int) -> str:
+    return f"ranks/{rank:02}"
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if folder.name.startswith(DRAFT_PREFIX):
+        raise BadInput(f"{folder}: a draft that was never finished, not an incident; delete it")
+    if not folder.is_dir():
+        what = "a file, not the folder of an incident" if folder.exists() else "no such incident"
+        raise BadInput(f"{_files.shown(folder)}: {what}; check the path")
+    if not path.exists():
+        raise BadInput(f"{folder}: not an incident, it has no {MANIFEST}; give the folder that has one")
+    try:
+        with _files.opened(path) as file:
+            data = json.load(file)
+        schema = data["schema"]
+        if type(schema) is int and schema > SCHEMA:
+            newer = f"schema {schema} of a newer reprokit, this one reads up to {SCHEMA}"
+            raise BadInput(f"{path}: {newer}; upgrade reprokit")
+        if schema != SCHEMA:
+            raise ValueError("no schema")
+        return Manifest.from_json(data)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}: not JSON, truncated or altered; {_AGAIN}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{path}: not the manifest that reprokit wrote, it was altered; {_AGAIN}") from error
+
+
+def _check_listing(folder: Path, files: Mapping[str, FileEntry]) -> None:
+    """What the manifest lists is there in its size, and nothing else is."""
+    for name in files:
+        if not _files.is_inside(name) or name == MANIFEST:
+            outside = f"its manifest lists a path outside, {_files.shown(name)}"
+            raise BadInput(f"{folder}: {outside}; do not trust where it came from")
+    sizes = dict(_files.listing(folder))
+    del sizes[MANIFEST]
+    for name, entry in files.items():
+        path = _files.shown(folder / name)
+        if name not in sizes:
+            raise BadInput(f"{path}: missing; {_AGAIN}")
+        if sizes[name] != entry.bytes:
+            raise BadInput(f"{path}: {sizes[name]} bytes instead of {entry.bytes}, truncated or altered; {_AGAIN}")
+    for name in sizes.keys() - files.keys():
+        raise BadInput(f"{_files.shown(folder / name)}: not in the incident's manifest; remove it, or {_AGAIN}")
+
+
+def _check_hash(folder: Path, name: str, entry: FileEntry, copy_to: Path | None = None) -> None:
+    path = folder / name
+    found = _files.sha256(path) if copy_to is None else _files.copied(path, copy_to)
+    if found != entry.sha256:
+        raise BadInput(f"{_files.shown(path)}: does not match its hash, it was altered; {_AGAIN}")
