@@ -42,12 +42,11 @@ def find(oracle: Oracle, whole: Part, reduced: Part, axis: str) -> Guilt:
         return Guilt(note="the reduced case fails with this axis healed: the failure needs nothing of it")
     near = _near(reduced, axis)
     heals_near, heals_whole = _healing(oracle, near, axis), _healing(oracle, whole, axis)
-    comparable = oracle.fails(near)
-    singles = [one for one in essential[:_SINGLES] if not comparable or heals_near((one,))]
+    singles = [one for one in essential[:_SINGLES] if not oracle.fails(near.heal(axis, (one,)))]
     if confirmed := tuple(one for one in singles if heals_whole((one,))):
         return Guilt(indices=confirmed)
     base: Indices = ()
-    if comparable and heals_near(near.keep[axis]):
+    if heals_near(near.keep[axis]):
         base = _fewest(near.keep[axis], heals_near)
         if heals_whole(base):
             return Guilt(indices=base, together=len(base) > 1)

@@ -25,10 +25,12 @@ class Part:
     sizes: Mapping[str, int]  # of the axes that can be cut
     keep: Mapping[str, Indices]  # of each of them
     healed: Mapping[str, Indices] = field(default_factory=dict)  # of the kept ones: shape only, with donor's content
+    total: frozenset[str] = frozenset()  # axes of every entry: to heal all along one of them is to heal everything
 
     @classmethod
-    def whole(cls, incident: Path, sizes: Mapping[str, int]) -> Part:
-        return cls(incident=incident, sizes=sizes, keep={axis: tuple(range(size)) for axis, size in sizes.items()})
+    def whole(cls, incident: Path, sizes: Mapping[str, int], total: frozenset[str] = frozenset()) -> Part:
+        keep = {axis: tuple(range(size)) for axis, size in sizes.items()}
+        return cls(incident=incident, sizes=sizes, keep=keep, total=total)
 
     def drop_all_but(self, axis: str, indices: Indices) -> Part:
         """The shape changes. Healed elements stay healed."""
@@ -50,6 +52,8 @@ class Part:
 
     def case(self) -> Case:
         """As far as the signature needs: equal parts give equal cases."""
+        if any(self.healed.get(axis) == self.keep[axis] for axis in self.total):
+            return self.twin()
         heal = tuple({axis: self.healed[axis]} for axis in self.sizes if self.healed.get(axis))
         return Case(incident=self.incident, keep=self._cut(), heal=heal, thorough=False)
 

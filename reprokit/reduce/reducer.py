@@ -66,16 +66,28 @@ class _Reducer:
     ) -> None:
         self._incident, self._captured, self._on_progress = incident, captured, on_progress
         self._batch, self._donor = incident.batch(), incident.donor()
+        self._notes: list[str] = []
         self._layout = Layout.parse(incident.manifest.layout)
         sizes = self._layout.sizes(self._batch)
-        weigh = weigher(self._layout, sizes, self._layout.sizes(self._donor) if self._donor is not None else {})
+        weigh = weigher(self._layout, sizes, self._donor_sizes())
         self._oracle = Oracle(evaluate, captured, weigh=weigh, budget=budget, on_answer=self._report)
-        self._whole = self.part = Part.whole(incident.path, _cuttable(sizes))
+        self._whole = self.part = Part.whole(incident.path, _cuttable(sizes), _total(self._layout, self._batch))
         left = {axis: weigh(self._whole.drop_all_but(axis, (0,)).case()) for axis in self._whole.sizes}
         self._axes = sorted(left, key=lambda axis: (axis != "b", left[axis]))
         self._axis = ""
         self._refused: dict[str, None] = {}  # axes on which a shape was refused, in order
-        self._notes: list[str] = []
+
+    def _donor_sizes(self) -> dict[str, int]:
+        """Of a donor that fits the layout; another one is no donor."""
+        if self._donor is None:
+            self._notes.append("no donor: shapes could not be told from contents, and nothing could be healed")
+            return {}
+        try:
+            return self._layout.sizes(self._donor)
+        except BadInput as error:
+            self._notes.append(f"the donor was not used: {error}")
+            self._donor = None
+            return {}
 
     def run(self) -> Reduction:
         started, oracle = monotonic(), self._oracle
@@ -124,8 +136,8 @@ class _Reducer:
         """A donor counts as healthy if it passes, and if the whole batch healed with it passes, too."""
         donor, oracle = isolation.donor, self._oracle
         if donor is None:
-            self._notes.append("no donor: shapes could not be told from contents, and nothing could be healed")
-        elif donor.status is Status.FAIL:
+            return
+        if donor.status is Status.FAIL:
             self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
         elif donor.status is not Status.PASS:
             self._notes.append(f"the donor is {donor.status} itself and was not used: {donor.detail.strip()[-200:]}")
@@ -197,7 +209,7 @@ class _Reducer:
         before = None
         while before != self.part:
             before = self.part
-            for axis in self._each(self._axes):
+            for axis in self._each(reversed(self._axes)):  # those that matter least, before the others are shown to
                 self._close_axis(axis)
         return [self._test(axis, index) for axis in self._axes for index in self.part.keep[axis]]
 
@@ -282,6 +294,13 @@ def _cuttable(sizes: Mapping[str, int]) -> dict[str, int]:
         if size == 0:
             raise BadInput(f"batch: axis {axis!r} has length 0, so there is nothing to reduce; capture the batch whole")
     return found
+
+
+def _total(layout: Layout, batch: Any) -> frozenset[str]:
+    """Axes that every entry of the batch has."""
+    entries = [set(axes) for axes in layout.entries.values()]
+    covered = set(layout.keys(batch)) <= layout.entries.keys()
+    return frozenset(set.intersection(*entries)) if covered and entries else frozenset()
 
 
 def _equal(one: Any, other: Any) -> bool:

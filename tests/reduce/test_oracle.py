@@ -52,6 +52,12 @@ def test_what_the_twin_does_as_well_is_the_shape_s_doing(batch, twin, verdict):
     assert asked.verdict(WHOLE.drop_all_but("b", (2,))) is verdict
 
 
+def test_healing_all_along_an_axis_of_every_entry_is_the_twin():
+    whole = Part.whole(Path("incident"), {"b": 4, "t": 8}, frozenset("b")).drop_all_but("b", (1, 2))
+    assert whole.heal("b", (1, 2)).case() == whole.twin() != whole.heal("b", (1,)).case()
+    assert whole.heal("t", tuple(range(8))).case() != whole.twin()
+
+
 def test_without_an_admitted_donor_no_twin_is_asked():
     asked = oracle(by_content(FAIL, FAIL))
     assert asked.verdict(WHOLE.drop_all_but("b", (2,))) is Status.FAIL and asked.calls == 1

@@ -313,6 +313,12 @@ def test_no_donor_still_reduces_and_says_what_it_could_not_do(make):
     assert found.batch_guilty is None and "no donor" in found.certificate["notes"][0]
 
 
+def test_a_donor_that_does_not_fit_the_layout_is_no_donor(make):
+    bench = make(poke("local", 1, 2, 6), nan_anywhere, donor={"global": torch.rand(4, 8, 4)})
+    found = bench.reduce()
+    assert found.axes["b"].kept == (1,) and "the donor was not used" in found.certificate["notes"][0]
+
+
 def test_frames_of_unlike_lengths_are_axes_of_their_own(make, healthy):
     layout = {"global": "b t h", "local": "b v local.t h"}
     batch, donor = healthy(), healthy(seed=1)
