@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from reprokit.layout import Layout
+from reprokit.errors import BadInput
+from reprokit.layout import SHARED, Layout
 from reprokit.step.case import Case
 
 Indices = tuple[int, ...]
@@ -76,3 +78,22 @@ def weigher(layout: Layout, sizes: Mapping[str, int], donor: Mapping[str, int]) 
         return elements(donor if case.content == "donor" else {**sizes, **kept}) / (elements(sizes) or 1)
 
     return share
+
+
+def cuttable(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Samples, views, frames and steps, private ones ("local.t") included."""
+    found = {axis: size for axis, size in sizes.items() if axis.rpartition(".")[2] in SHARED}
+    if not found:
+        names = ", ".join(sizes) or "nothing"
+        raise BadInput(f"layout: no axis of {names} can be cut; call samples b, views v, frames t")
+    for axis, size in found.items():
+        if size == 0:
+            raise BadInput(f"batch: axis {axis!r} has length 0, so there is nothing to reduce; capture the batch whole")
+    return found
+
+
+def total(layout: Layout, batch: Any) -> frozenset[str]:
+    """Axes that every entry of the batch has."""
+    entries = [set(axes) for axes in layout.entries.values()]
+    covered = set(layout.keys(batch)) <= layout.entries.keys()
+    return frozenset(set.intersection(*entries)) if covered and entries else frozenset()

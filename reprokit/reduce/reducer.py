@@ -21,11 +21,11 @@ import torch
 
 from reprokit.errors import BadInput
 from reprokit.failure import Signature
-from reprokit.layout import SHARED, Layout, Unfit
+from reprokit.layout import Layout, Unfit
 from reprokit.reduce import guilty
 from reprokit.reduce.guilty import Guilt
-from reprokit.reduce.isolation import Isolation, NotReproduced
-from reprokit.reduce.moves import Indices, Part, weigher
+from reprokit.reduce.isolation import Isolation, NotReproduced, name
+from reprokit.reduce.moves import Indices, Part, cuttable, total, weigher
 from reprokit.reduce.oracle import Evaluate, Oracle, Spent
 from reprokit.reduce.result import Axis, Progress, Reduction
 from reprokit.reduce.search import contiguous, drive, one_minimal, smallest
@@ -71,7 +71,7 @@ class _Reducer:
         sizes = self._layout.sizes(self._batch)
         weigh = weigher(self._layout, sizes, self._donor_sizes())
         self._oracle = Oracle(evaluate, captured, weigh=weigh, budget=budget, on_answer=self._report)
-        self._whole = self.part = Part.whole(incident.path, _cuttable(sizes), _total(self._layout, self._batch))
+        self._whole = self.part = Part.whole(incident.path, cuttable(sizes), total(self._layout, self._batch))
         left = {axis: weigh(self._whole.drop_all_but(axis, (0,)).case()) for axis in self._whole.sizes}
         self._axes = sorted(left, key=lambda axis: (axis != "b", left[axis]))
         self._axis = ""
@@ -140,7 +140,7 @@ class _Reducer:
         if donor.status is Status.FAIL:
             self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
         elif donor.status is not Status.PASS:
-            self._notes.append(f"the donor is {donor.status} itself and was not used: {donor.detail.strip()[-200:]}")
+            self._notes.append(f"the donor was not used, for it fails in another way: {name(donor.signature)}")
         elif reason := self._misfit(donor):
             self._notes.append(reason)
         else:
@@ -282,25 +282,6 @@ class _Reducer:
 
 def _minus(some: Indices, others: Indices) -> Indices:
     return tuple(index for index in some if index not in others)
-
-
-def _cuttable(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Samples, views, frames and steps, private ones ("local.t") included."""
-    found = {axis: size for axis, size in sizes.items() if axis.rpartition(".")[2] in SHARED}
-    if not found:
-        names = ", ".join(sizes) or "nothing"
-        raise BadInput(f"layout: no axis of {names} can be cut; call samples b, views v, frames t")
-    for axis, size in found.items():
-        if size == 0:
-            raise BadInput(f"batch: axis {axis!r} has length 0, so there is nothing to reduce; capture the batch whole")
-    return found
-
-
-def _total(layout: Layout, batch: Any) -> frozenset[str]:
-    """Axes that every entry of the batch has."""
-    entries = [set(axes) for axes in layout.entries.values()]
-    covered = set(layout.keys(batch)) <= layout.entries.keys()
-    return frozenset(set.intersection(*entries)) if covered and entries else frozenset()
 
 
 def _equal(one: Any, other: Any) -> bool:
