@@ -6,7 +6,7 @@
 #   docker build --build-arg BASE=python:3.11-slim -t my-replay .
 #
 # The wheels come from outside, with whatever credentials your index wants: none of them are ever in here, and the build
-# needs no network. BASE must have the Python (major.minor), the architecture and at least the libc of the pip above.
+# needs no network. BASE must have a pip, and the Python (major.minor), architecture and libc of the one above.
 
 ARG BASE=python:3.11-slim
 
@@ -15,11 +15,11 @@ ARG KEY=by-hand
 LABEL reprokit.stage=${KEY}
 USER 0
 COPY wheels /wheels
-# --no-deps: the list is complete, and an environment with a conflict in it is replayed with that conflict.
-# Compiled on all cores, and here, since nothing can be written when it runs.
-RUN python3 -m venv /opt/venv \
-    && /opt/venv/bin/python -m pip install --no-index --no-deps --no-cache-dir --disable-pip-version-check \
-       --root-user-action=ignore --no-compile /wheels/*.whl \
+# The base's pip installs, so that nothing is in the environment but what was in the captured one. --no-deps: the list is
+# complete, and a conflict in it is replayed. Compiled here and on all cores, since nothing can be written when it runs.
+RUN python3 -m venv --without-pip /opt/venv \
+    && python3 -m pip --python /opt/venv/bin/python install --no-index --no-deps --no-compile --no-cache-dir \
+       --disable-pip-version-check --root-user-action=ignore /wheels/*.whl \
     && { /opt/venv/bin/python -m compileall -qq -j 0 /opt/venv/lib || true; }
 
 # A second stage, so that the wheels are not in the image as well as what was installed from them.

@@ -34,7 +34,7 @@ MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 OWN_BASE = "reprokit-base:bookworm-py3.11"  # what `.ci/base-image` makes, where no registry is in reach
 REPOSITORY = "reprokit/replay"
 _FACTS = """
-import ensurepip, json, platform, venv
+import json, pip, platform, venv
 print(json.dumps([*platform.python_version_tuple()[:2], platform.machine(), platform.libc_ver()[0]]))
 """
 

@@ -1,0 +1,124 @@
+import sys
+import textwrap
+import zipfile
+
+import pytest
+
+from reprokit.errors import BadInput, Infrastructure
+from reprokit.replay.wheels import Collection, Wanted, diagnose, parse
+
+
+def test_a_list_is_pins_and_where_to_look():
+    wanted = parse(
+        textwrap.dedent("""
+            # torch from its own index
+            --extra-index-url https://example.org/whl/cpu
+            torch==2.13.0+cpu  # the CPU build
+            numpy==2.4.6 \\
+                --hash=sha256:0123
+            -e git+https://example.org/me/mine.git#egg=mine
+            Reprokit==0.1.0
+            tool @ https://example.org/tool-1.0-py3-none-any.whl#sha256=00
+            apple==1.0 ; python_version < "4"
+        """)
+    )
+    assert wanted.pins == (
+        'apple==1.0 ; python_version < "4"',
+        "numpy==2.4.6",
+        "tool @ https://example.org/tool-1.0-py3-none-any.whl#sha256=00",
+        "torch==2.13.0+cpu",
+    )
+    assert wanted.indexes == ("--extra-index-url https://example.org/whl/cpu",)
+
+
+@pytest.mark.parametrize("line", ["what is this", "-r other.txt", "../some/folder", "== 1.0"])
+def test_a_line_that_is_no_pin_is_named(line: str):
+    with pytest.raises(BadInput, match="not a requirement that can be pinned") as refusal:
+        parse(line)
+    assert line in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_gathered_once_then_remembered_and_complete(tmp_path, make_wheel, no_index):
+    house = tmp_path / "house"
+    made = make_wheel(house, "alpha", "1.0")
+    make_wheel(house, "alpha", "2.0")
+    make_wheel(house, "beta", "1.0+cpu")
+    collection, wanted = Collection(tmp_path / "cache"), parse("alpha==1.0\nbeta==1.0+cpu")
+    assert collection.remembered(wanted, house) is None
+    news: list[str] = []
+    hashes = collection.gather(wanted, house, news.append)
+    assert sorted(hashes) == ["alpha-1.0-py3-none-any.whl", "beta-1.0+cpu-py3-none-any.whl"]
+    assert news[-1].startswith("gathering wheels: 2 of 2")
+    again = Collection(tmp_path / "cache")
+    assert again.remembered(wanted, house) == hashes and again.complete(hashes)
+    assert [path.name for path in again.paths(hashes)] == sorted(hashes)
+    assert made.exists()  # the wheelhouse is the user's
+
+
+def test_a_changed_wheelhouse_is_asked_again(tmp_path, make_wheel, no_index):
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    collection, wanted = Collection(tmp_path / "cache"), parse("alpha==1.0")
+    before = collection.gather(wanted, house, lambda line: None)
+    make_wheel(house, "alpha", "1.0", says="something longer")
+    assert collection.remembered(wanted, house) is None
+    after = collection.gather(wanted, house, lambda line: None)
+    assert before.keys() == after.keys() and before != after
+    assert collection.complete(before) and collection.complete(after)  # kept by content: both are there
+
+
+def test_an_altered_wheel_is_not_complete(tmp_path, make_wheel, no_index):
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    collection = Collection(tmp_path / "cache")
+    hashes = collection.gather(parse("alpha==1.0"), tmp_path / "house", lambda line: None)
+    (kept,) = collection.paths(hashes)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert not collection.complete(hashes)
+    kept.unlink()
+    assert not collection.complete(hashes)
+
+
+def test_the_lists_own_indexes_are_the_second_choice(tmp_path, make_wheel, no_index, monkeypatch: pytest.MonkeyPatch):
+    make_wheel(tmp_path / "own", "alpha", "1.0", says="by pip's own settings")
+    make_wheel(tmp_path / "listed", "alpha", "1.0", says="by the list")
+    make_wheel(tmp_path / "listed", "beta", "1.0+cpu")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "own"))
+    collection, where = Collection(tmp_path / "cache"), f"--find-links {tmp_path / 'listed'}\n"
+    alone = collection.gather(parse(f"{where}alpha==1.0"), None, lambda line: None)
+    assert b"pip's own" in zipfile.ZipFile(collection.paths(alone)[0]).read("alpha.py")
+    both = collection.gather(parse(f"{where}alpha==1.0\nbeta==1.0+cpu"), None, lambda line: None)
+    assert len(both) == 2
+
+
+def test_what_nobody_has_is_named_and_nothing_is_left_behind(tmp_path, make_wheel, no_index):
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    collection = Collection(tmp_path / "cache")
+    with pytest.raises(BadInput, match=r"^alpha==9\.9: not in any index .*--wheelhouse$"):
+        collection.gather(parse("alpha==9.9"), tmp_path / "house", lambda line: None)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.name not in ("files", "resolved")] == []
+    with pytest.raises(BadInput, match="no such folder of wheels"):
+        collection.gather(Wanted(pins=("alpha==1.0",)), tmp_path / "none", lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (f"{sys.executable}: No module named pip", Infrastructure, "ensurepip"),
+        ("ERROR: Could not install packages: [Errno 28] No space left on device", Infrastructure, "disk full"),
+        ("ERROR: No matching distribution found for torch==2.13.0+cu130", BadInput, r"^torch==2.13.0.cu130: not in"),
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(...)': /simple/torch/\n"
+            "ERROR: No matching distribution found for torch==2.13.0",
+            Infrastructure,
+            r"^torch==2\.13\.0: an index of pip's does not answer",
+        ),
+        ("  ERROR: Failed building wheel for flash-attn\nERROR: Failed to build one", BadInput, "^flash-attn: only"),
+        ("ERROR: Failed to build 'apex' when getting requirements to build wheel", BadInput, "^apex: only"),
+        ("ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12'", BadInput, "different Python"),
+        ("", BadInput, "pip cannot gather"),
+    ],
+)
+def test_what_pip_says_becomes_one_line(said: str, kind: type, words: str):
+    with pytest.raises(kind, match=words) as refusal:
+        raise diagnose(said.splitlines())
+    assert "\n" not in str(refusal.value)
