@@ -163,7 +163,7 @@ def take(root: Path, exclude: Iterable[Path]) -> Listing:
         if repository is not None and not is_too_much(repository.top) and repository.holds(root):
             listing.repository = repository
             _from_git(listing, repository)
-    except GitError as error:
+    except (GitError, ValueError) as error:  # the latter for answers of git that we cannot read
         listing.repository = None
         listing.left_out.append(f"commit and patch.diff: {error}")
         listing.files.clear()

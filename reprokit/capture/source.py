@@ -56,7 +56,7 @@ def archive(draft: Draft, root: Path, *, exclude: Sequence[Path] = (), caps: Cap
             "bytes": taken,
         },
     )
-    return SourceRecord(commit=commit, left_out=_shortened(left_out, NAMED_IN_MANIFEST), redacted=redacted)
+    return SourceRecord(commit=commit, left_out=_shortened(left_out, NAMED_IN_MANIFEST), redacted=_shortened(redacted, NAMED))
 
 
 def find_root(file: Path) -> Path:
@@ -108,7 +108,7 @@ def _origin(listing: Listing, refused: set[str], caps: Caps) -> tuple[str | None
         else:
             caps_of_patch = {"largest": caps.file, "total": caps.total}
             found = patch.make(repository, commit, listing.untracked, withheld, **caps_of_patch)
-    except GitError as error:
+    except (GitError, OSError, ValueError) as error:  # no room for temporary files, or answers that we cannot read
         listing.left_out.append(f"patch.diff: {error}")
     return commit, found, origin
 

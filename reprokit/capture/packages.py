@@ -1,0 +1,171 @@
+"""What is installed, where it came from, and which of it this process has in use.
+
+A replay needs what the process has imported, not all that happens to be installed: a lock of two hundred packages
+fails on one that nobody needed. So the pins are the distributions that own the imported modules, and what those
+require in turn, by their own metadata with its markers evaluated here. What an index cannot give again (an editable
+folder, a commit, a wheel from an address) says so in place of a pin that would bring something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from reprokit.capture import redact
+
+ALWAYS = ("torch", "numpy", "safetensors", "pyyaml")  # what an attempt imports by itself
+NEVER = ("reprokit",)  # mounted into the attempt, in the version that replays
+TOOLS = ("pip", "setuptools", "wheel")  # imported by accident of start-up: only where something requires them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """One installed distribution."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...]
+    origin: dict[str, Any] | None  # PEP 610's direct_url.json without credentials; None: from an index
+    distribution: Distribution = field(repr=False, compare=False)
+
+    @property
+    def editable(self) -> bool:
+        return bool(self.origin and self.origin.get("dir_info", {}).get("editable"))
+
+    @property
+    def folder(self) -> Path | None:
+        """Of a package that was installed from a folder which is still there."""
+        parts = urlsplit(self.origin["url"]) if self.origin and "dir_info" in self.origin else None
+        folder = Path(unquote(parts.path)) if parts and parts.scheme == "file" else None
+        return folder if folder is not None and folder.is_dir() else None
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {"name": self.name, "version": self.version}
+        return plain | ({"origin": self.origin} if self.origin else {}) | ({"editable": True} if self.editable else {})
+
+
+Packages = dict[str, Package]
+
+
+def installed() -> Packages:
+    """By canonical name, in order. Of two versions the one that an import finds."""
+    return _installed(tuple(sys.path))
+
+
+def requirements(modules: Mapping[str, Any] | None = None) -> str:
+    """requirements.txt: exact pins for what these modules (by default, those of this process) come from."""
+    known = installed()
+    used = in_use(known, sys.modules.copy() if modules is None else modules)
+    wanted = (set(ALWAYS) & known.keys()) | (used - set(TOOLS))
+    names = _closure(wanted - set(NEVER), known) - set(NEVER)
+    return "".join(line + "\n" for name in sorted(names) for line in _lines(known[name]))
+
+
+def in_use(known: Packages, modules: Mapping[str, Any]) -> set[str]:
+    """Distributions that own a module of this process: by the file, since many may share a namespace package."""
+    editable = {str(package.folder): name for name, package in known.items() if package.editable and package.folder}
+    places = editable | _owners(tuple(sys.path))
+    found = set()
+    for module in modules.values():
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            owners = (places.get(place) for place in (file, *map(str, Path(file).parents)))
+            found.update(name for name in [next(filter(None, owners), None)] if name)
+    return found
+
+
+def _closure(names: Iterable[str], known: Packages) -> set[str]:
+    """These and all that they require, with the extras that are asked for."""
+    todo: list[tuple[str, frozenset[str]]] = [(name, frozenset()) for name in names]
+    seen = set(todo)
+    while todo:
+        name, extras = todo.pop()
+        for requirement in _requires(known[name], extras):
+            following = canonicalize_name(requirement.name), frozenset(requirement.extras)
+            if following[0] in known and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return {name for name, _ in seen}
+
+
+def _requires(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
+    for line in package.requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:  # of an old distribution: pip ignores it as well
+            continue
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield requirement
+
+
+def _lines(package: Package) -> list[str]:
+    """One pin, with a comment where an index may not have it."""
+    pin = f"{package.name}=={package.version}"
+    origin = package.origin or {}
+    address = origin.get("url", "")
+    if package.folder is not None:  # of the source in the incident, if it was below its root
+        return [f"# {pin}: from a folder{' (editable)' if package.editable else ''}, so no index has it"]
+    if vcs := origin.get("vcs_info"):
+        version = vcs.get("commit_id") or vcs.get("requested_revision") or ""
+        sub = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
+        return [f"{package.name} @ {vcs.get('vcs', 'git')}+{address}@{version}{sub}"]
+    if address and not address.startswith("file:"):
+        return [f"{package.name} @ {address}"]
+    if address:
+        return [f"# {package.name}: installed from a file, {Path(unquote(urlsplit(address).path)).name}", pin]
+    if "+" in package.version:
+        return [f"# {package.name}: needs the index of the +{package.version.partition('+')[2]} builds", pin]
+    return [pin]
+
+
+@lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> Packages:
+    found: Packages = {}
+    for distribution in distributions(path=list(path)):
+        metadata = distribution.metadata
+        name, version = metadata["Name"], metadata["Version"]
+        if name and version and canonicalize_name(name) not in found:  # or a folder that a broken uninstall has left
+            found[canonicalize_name(name)] = Package(
+                name=name,
+                version=version,
+                requires=tuple(metadata.get_all("Requires-Dist") or ()),
+                origin=_origin(distribution),
+                distribution=distribution,
+            )
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=4)
+def _owners(path: tuple[str, ...]) -> dict[str, str]:
+    """Files of modules, and folders that are one distribution's alone, to the distribution."""
+    owners: dict[str, str] = {}
+    for name, package in _installed(path).items():
+        record = package.distribution.read_text("RECORD")  # read by hand: `files` takes a second for torch alone
+        listed = [line.rsplit(",", 2)[0].strip('"') for line in (record or "").splitlines()]
+        if record is None:  # of a distribution that something other than pip has installed
+            tops = (package.distribution.read_text("top_level.txt") or "").split()
+            listed = [form for top in tops for form in (top, f"{top}.py")]
+        base = str(package.distribution.locate_file(""))
+        for file in listed:
+            if record is None or file.endswith((".py", ".so", ".pyd")):
+                owners[os.path.join(base, file)] = name
+    return owners
+
+
+def _origin(distribution: Distribution) -> dict[str, Any] | None:
+    try:
+        data = json.loads(distribution.read_text("direct_url.json") or "null")
+        return data | {"url": redact.url(data["url"])[0]} if data else None
+    except (ValueError, TypeError, KeyError, OSError):
+        return None
