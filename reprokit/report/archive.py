@@ -91,8 +91,8 @@ def read(file: Path, sink: Sink | None = None, *, room: int | None = None) -> In
         raise BadInput(f"{file}: refused, {escape.line(error)}; fetch it again from whoever made it") from error
 
 
-def extract(file: Path, folder: Path) -> Index:
-    """Unpack into a folder that does not exist yet: whole and checked, or absent."""
+def extract(file: Path, folder: Path, accept: Callable[[Path, Index], None] = lambda unpacked, index: None) -> Index:
+    """Unpack into a folder that does not exist yet: whole and checked, by `accept` too, or absent."""
     if folder.exists():
         raise BadInput(f"{folder}: already there; name a folder that does not exist")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +100,7 @@ def extract(file: Path, folder: Path) -> Index:
     try:
         with _Writer(beside) as writer:
             index = read(file, writer, room=shutil.disk_usage(beside).free)
+        accept(beside, index)
         beside.chmod(0o755)
         beside.rename(folder)
         _sync(folder.parent)

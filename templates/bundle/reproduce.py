@@ -52,8 +52,8 @@ def missing() -> str | None:
     if sys.version_info < (3, 11):  # noqa: UP036  # whoever unpacks a bundle may have any
         return f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or newer is needed"
     pins = re.findall(r"(?m)^([\w.-]+)==([^\s;+]+)", (HERE / "requirements.txt").read_text(encoding="utf-8"))
-    wanted = {name.lower(): version for name, version in pins}
-    for name in NEEDED:
+    wanted = dict(pins)
+    for name in (*NEEDED, *wanted):
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,215 @@
+"""What a report says about an incident: plain values, to be put into templates and on screens.
+
+Everything here is either ours (a sentence, a number) or the incident's own text, which whoever shows it must escape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from reprokit.errors import BadInput
+from reprokit.failure import Kind, Signature
+from reprokit.incident import Incident, Manifest
+from reprokit.layout import Layout
+
+EXPECTED = {
+    Kind.EXCEPTION: "The step finishes without an exception.",
+    Kind.OOM: "The step fits into the memory of the device.",
+    Kind.HANG: "The step finishes within the deadline.",
+    Kind.CRASH: "The process survives the step.",
+    Kind.NONFINITE_LOSS: "Every loss term is finite.",
+    Kind.NONFINITE_GRAD: "Every gradient is finite before the optimizer's step.",
+    Kind.NONFINITE_PARAM: "Every parameter is finite after the optimizer's step.",
+    Kind.LOSS_SPIKE: "The loss stays near its moving average.",
+    Kind.GRAD_SPIKE: "The norm of the gradients stays within its limit.",
+    Kind.SCALER_STALL: "GradScaler skips a step now and then, not every one in a row.",
+    Kind.COLLAPSE: "The features of different samples stay different.",
+}
+TAIL = 40  # lines of a traceback: enough for the frames of a model and the loop around it
+STEPS = 10  # lines of metrics before the failure
+
+
+def where(signature: Signature | None) -> str:
+    """What failed and where, in one line: "nonfinite_loss at pred_loss"."""
+    if signature is None:
+        return "a healthy step"
+    if not signature.exception:
+        return f"{signature.kind} at {signature.where}"
+    function = f" in {signature.function}" if signature.function else ""
+    return f"{signature.exception} at {signature.where}{function}"
+
+
+def headline(manifest: Manifest) -> str:
+    """`where`, and at which step."""
+    return f"{where(manifest.signature)}, step {manifest.step}"
+
+
+def sizes(incident: Incident) -> dict[str, int]:
+    """Axis -> length in the captured batch; empty where the layout does not fit it."""
+    try:
+        return Layout.parse(incident.manifest.layout).sizes(incident.batch())
+    except BadInput:
+        return {}
+
+
+def shape(lengths: Mapping[str, int]) -> str:
+    """Lengths as people say them: "b 8 x v 4 x t 16"."""
+    return " x ".join(f"{axis} {length}" for axis, length in lengths.items()) or "sizes not known"
+
+
+def axes(lengths: Mapping[str, int], reduction: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Per axis: its size before a reduction, what is kept, what is guilty; empty where not known."""
+    if reduction is None:
+        return [{"name": axis, "size": str(length), "kept": "", "guilty": ""} for axis, length in lengths.items()]
+    known: Mapping[str, Any] = reduction.get("axes") or {}
+    return [
+        {
+            "name": axis,
+            "size": str(one.get("size", "")),
+            "kept": indices(one.get("kept")),
+            "guilty": indices(one.get("guilty")),
+        }
+        for axis, one in known.items()
+        if isinstance(one, Mapping)
+    ]
+
+
+def indices(found: Any) -> str:
+    """Sorted runs: "3, 7-9"."""
+    if not isinstance(found, list | tuple):
+        return ""
+    if not all(isinstance(one, int) for one in found):
+        return ", ".join(map(str, found))
+    runs: list[list[int]] = []
+    for one in sorted(set(found)):
+        if runs and one == runs[-1][1] + 1:
+            runs[-1][1] = one
+        else:
+            runs.append([one, one])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def reduction_notes(reduction: Mapping[str, Any] | None) -> list[str]:
+    """Sentences of ours with numbers of the reduction in them."""
+    if reduction is None:
+        return []
+    notes = []
+    if isinstance(calls := reduction.get("calls"), int):
+        notes.append(f"Found in {calls} evaluations.")
+    if reduction.get("one_minimal") is True:
+        notes.append("1-minimal: with any one more element dropped or healed, it no longer fails.")
+    if reduction.get("batch_guilty") is False:
+        notes.append("The batch is not to blame: a healthy batch fails from this state too.")
+    return notes
+
+
+def frequency(replay: Mapping[str, Any] | None) -> str | None:
+    """The verdict of a replay in one sentence: counts, rate, confidence, engine. None where there is none to read."""
+    try:
+        return _frequency(replay) if replay and replay["n"] else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _frequency(replay: Mapping[str, Any]) -> str:
+    answer, n, fail = _word(replay["verdict"]), int(replay["n"]), int(replay["fail"])
+    if answer == "REPRODUCIBLE":
+        supported = f"in at least {float(replay['rate_at_least']):.0%} of attempts"
+    else:
+        low, high = (float(edge) for edge in replay["interval"])
+        supported = f"in {low:.0%} to {high:.0%} of attempts"
+    stable = int(replay["fingerprints"]["stable"])
+    sure = f"{float(replay['confidence']):.0%} confidence"
+    counts = f"{fail}/{n} attempts failed with engine {_word(replay['engine'])}, bitwise-stable {stable}/{n}"
+    return f"{answer}: {counts}; it fails {supported} ({sure})."
+
+
+def evidence(found: Mapping[str, Any]) -> str:
+    """Of a symptom, as one line."""
+    return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in found.items())
+
+
+def log(incident: Incident, name: str) -> str:
+    """A text of `logs/`, empty where there is none."""
+    file = incident.path / "logs" / name
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def traceback(incident: Incident) -> str:
+    """The end of that of the exception; empty where none was raised."""
+    raised = re.split(r"(?m)^Thread ", log(incident, "traceback.txt"), maxsplit=1)[0]
+    return "\n".join(raised.rstrip().splitlines()[-TAIL:])
+
+
+def stack(incident: Incident) -> str:
+    """Where the training thread stood when the failure was found; the others follow it in the file."""
+    threads = re.split(r"(?m)^(?=Thread )", log(incident, "traceback.txt"))[1:]
+    training = re.split(r'(?m)^  File ".*\breprokit/capture/', threads[0])[0] if threads else ""  # below it: ourselves
+    return "\n".join(training.rstrip().splitlines()[-TAIL:])
+
+
+def command(described: Mapping[str, Any]) -> str:
+    """What a person would type, from `command.json`; empty where that is not known."""
+    words = [str(word) for word in described.get("argv") or ()]
+    if module := described.get("module"):
+        words[:1] = ["-m", str(module)]
+    return shlex.join([str(described.get("launcher") or "python"), *words]) if words else ""
+
+
+def metrics(incident: Incident) -> str:
+    """The last steps before the failure, one a line."""
+    return "\n".join(log(incident, "metrics.jsonl").rstrip().splitlines()[-STEPS:])
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    power = min(len(str(int(count))) - 1, 14) // 3
+    value, unit = count / 1000**power, ("bytes", "KB", "MB", "GB", "TB")[power]
+    return f"{value:.{int(power > 0 and value < 100)}f} {unit}"
+
+
+def _word(text: object) -> str:
+    """A word of ours that came back in JSON: letters, or nothing."""
+    return "".join(c for c in str(text) if c.isalnum() or c in "_-")[:40]
+
+
+def environment(described: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of a table: what the machine was, without what takes a page (packages, variables, how torch was built)."""
+    device = str(flags.get("device", "cpu"))
+    return [("device", device), *_rows(described, skip=("packages", "variables", "redacted", "build"))]
+
+
+def _rows(described: Mapping[str, Any], prefix: str = "", skip: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in described.items():
+        if key in skip:
+            continue
+        if isinstance(value, Mapping):
+            rows += _rows(value, f"{prefix}{key}.")
+        elif value not in (None, "", []):
+            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return rows
+
+
+def host(described: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+    """What the machine was, in one line."""
+    rows = dict(environment(described, flags))
+    chip = rows.get("gpus" if has_gpu(flags) else "cpu.model", "")
+    versions = {"Python": rows.get("python", "").partition(" ")[0], "torch": rows.get("torch", "")}
+    named = [f"{what} {version}" for what, version in versions.items() if version]
+    return ", ".join(filter(None, [rows.get("os"), *named, chip]))
+
+
+def python(described: Mapping[str, Any]) -> str:
+    """Its major and minor version, as the tag of an image has them."""
+    found = re.match(r"3\.\d{1,2}(?=\D|$)", str(described.get("python", "")))
+    return found[0] if found else "3.11"
+
+
+def has_gpu(flags: Mapping[str, Any]) -> bool:
+    """Whether the step ran on one."""
+    return str(flags.get("device", "")).startswith("cuda")
