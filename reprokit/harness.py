@@ -2,9 +2,9 @@
 
 State is everything that a step reads and that outlives it: parameters, all buffers, training flags, `requires_grad`,
 gradients that survive a step, optimizer state and hyperparameters, the scaler, and whatever the user lists in
-`extra_state`. Names are those of the modules underneath wrappers, so that a state taken under DistributedDataParallel or
-`torch.compile` fits a bare module. Optimizer state is keyed by parameter name and written directly: `load_state_dict`
-casts it to the parameter's dtype, and would keep entries that did not exist when the state was taken.
+`extra_state`. Names are those of the modules underneath wrappers, so that a state taken under DistributedDataParallel
+or `torch.compile` fits a bare module. Optimizer state is keyed by parameter name and written directly:
+`load_state_dict` casts it to the parameter's dtype, and would keep entries that did not exist when the state was taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch import nn
 from reprokit.errors import BadInput
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_WRAPPERS: dict[str, str] = {  # class name -> attribute that holds the module; by name, so that nothing is imported for it
+_WRAPPERS: dict[
+    str, str
+] = {  # class name -> attribute that holds the module; by name, so that nothing is imported for it
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "OptimizedModule": "_orig_mod",
@@ -79,7 +81,8 @@ class Harness:
 
 
 def is_replay() -> bool:
-    """True while reprokit rebuilds a harness for a replay: its state will be overwritten, so a build that would download
+    """True while reprokit rebuilds a harness for a replay: its state will be overwritten, so a build that would
+    download
     weights or open a data set can leave that out."""
     return _replaying.get()
 

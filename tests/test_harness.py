@@ -25,7 +25,9 @@ class Net(nn.Module):
 def make(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2), **fields):
     torch.manual_seed(0)
     net = Net()
-    harness = Harness(modules={"net": net}, optimizer=optimizer(net.parameters()), step=None, layout={"x": "b d"}, **fields)
+    harness = Harness(
+        modules={"net": net}, optimizer=optimizer(net.parameters()), step=None, layout={"x": "b d"}, **fields
+    )
     return harness, net
 
 
@@ -138,7 +140,9 @@ def test_gradients_flags_learning_rate_and_extra_state_come_back():
 
 def test_strides_come_back():
     conv = nn.Conv2d(3, 4, 3)
-    build = lambda m: Harness(modules={"m": m}, optimizer=torch.optim.SGD(m.parameters(), lr=1), step=None, layout={"x": "b"})
+    build = lambda m: Harness(
+        modules={"m": m}, optimizer=torch.optim.SGD(m.parameters(), lr=1), step=None, layout={"x": "b"}
+    )
     state = take_state(build(copy.deepcopy(conv).to(memory_format=torch.channels_last)))
     put_state(build(conv), state)
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
@@ -147,7 +151,9 @@ def test_strides_come_back():
 def test_another_model_is_refused_by_name():
     harness, _ = make()
     other = nn.Linear(6, 6)
-    wrong = Harness(modules={"net": other}, optimizer=torch.optim.SGD(other.parameters(), lr=1), step=None, layout={"x": "b"})
+    wrong = Harness(
+        modules={"net": other}, optimizer=torch.optim.SGD(other.parameters(), lr=1), step=None, layout={"x": "b"}
+    )
     with pytest.raises(BadInput, match=r"parameters: build gives another set.*net\.bias"):
         put_state(wrong, take_state(harness))
 

@@ -51,13 +51,16 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        indices = lambda cell: {axis: tuple(values) for axis, values in cell.items()}
         return cls(
             incident=Path(data["incident"]),
             content=data["content"],
-            keep=indices(data["keep"]),
-            heal=tuple(indices(cell) for cell in data["heal"]),
+            keep=_indices(data["keep"]),
+            heal=tuple(_indices(cell) for cell in data["heal"]),
             variant=Variant(**data["variant"]),
             rng=data["rng"],
             thorough=data["thorough"],
         )
+
+
+def _indices(cell: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {axis: tuple(values) for axis, values in cell.items()}

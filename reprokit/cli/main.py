@@ -1,0 +1,82 @@
+"""The `reprokit` command: its verbs, and how errors leave it.
+
+A verb's module is imported when the verb is used, so that `reprokit --help` need not wait for torch. An error that a
+user can meet is one line on stderr and an exit code; `--debug` anywhere on the line shows the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+import reprokit
+from reprokit.errors import ReprokitError
+
+VERBS = {
+    "demo": "Train the reference video model until a step goes NaN, and take that to a bundle.",
+    "show": "An incident on one screen.",
+    "reduce": "The smallest case that still fails for the same reason.",
+    "replay": "Run an incident N times in fresh containers or processes, and judge.",
+    "bundle": "One verified file with an incident and what a person needs to run and read it.",
+    "verify": "Check a bundle or an incident: every byte against its hash.",
+    "image": "Container images for replays.",
+}
+INTERRUPTED = 130  # what shells say of a process that SIGINT ended
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Entry point of the command; exits with the code of the verb."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = _verb(words)
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and not isinstance(error, typer.TyperException):
+            raise
+        code = _report(error)
+    sys.exit(code)
+
+
+def _verb(words: list[str]) -> int:
+    first, *rest = words or ["--help"]
+    if first in ("--help", "-h"):
+        print(_help())
+        return 0
+    if first == "--version":
+        print(f"reprokit {reprokit.__version__}")
+        return 0
+    if first not in VERBS:
+        print(f"reprokit: no verb {first!r}; one of {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    app = import_module(f"reprokit.cli.{first}").app
+    code = app(rest, prog_name=f"reprokit {first}", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {name:<8} {what}" for name, what in VERBS.items())
+    return (
+        "Usage: reprokit VERB ...\n\n"
+        "Reproduce and minimise failures of PyTorch video-model training.\n\n"
+        f"{verbs}\n\n"
+        "reprokit VERB --help tells more. Everywhere: --json for programs, --debug for tracebacks."
+    )
+
+
+def _report(error: BaseException) -> int:
+    """One line on stderr; returns the exit code."""
+    if isinstance(error, typer.TyperException):
+        line, code = str(getattr(error, "format_message", lambda: error)()), 2
+        line = f"{line} (see --help)" if line else ""
+    elif isinstance(error, ReprokitError):
+        line, code = str(error), error.exit_code
+    elif isinstance(error, KeyboardInterrupt | typer.Abort):
+        line, code = "interrupted", INTERRUPTED
+    else:
+        line, code = f"unexpected {type(error).__name__}: {error}; --debug shows where, please report it", 1
+    if line:
+        print(f"reprokit: {' '.join(line.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,126 @@
+"""A process per incident: the captured environment, deadlines, deaths."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+
+from reprokit.failure import Kind, Signature
+from reprokit.step.case import Case, Variant
+from reprokit.step.outcome import Status
+from reprokit.step.worker import Worker, child_environment, environment
+
+
+def case(incident, **changes):
+    return Case(incident=incident.path, **changes)
+
+
+def test_one_process_answers_many_cases_and_a_fresh_one_when_asked(make_incident):
+    incident = make_incident(body="import os; print('pid', os.getpid())")
+    with Worker(incident) as worker:
+        outcomes = [worker.evaluate(case(incident)) for _ in range(2)]
+        first = worker._process.pid
+        worker.evaluate(case(incident), "process")
+        assert worker._process is None
+        worker.evaluate(case(incident))
+        assert worker._process.pid != first
+    assert [o.status for o in outcomes] == [Status.FAIL] * 2 and outcomes[0].fingerprint == outcomes[1].fingerprint
+    assert not psutil.pid_exists(first)
+
+
+def test_the_environment_is_the_captured_one_where_numbers_depend_on_it(make_incident, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTHONHASHSEED", "9")
+    monkeypatch.setenv("EDITOR", "ed")
+    incident = make_incident(variables={"PYTHONHASHSEED": "3", "EDITOR": "vi"})
+    variables = environment(incident, case(incident, variant=Variant(env={"MKL_CBWR": "COMPATIBLE"})))
+    assert (variables["PYTHONHASHSEED"], variables["MKL_CBWR"], variables["EDITOR"]) == ("3", "COMPATIBLE", "ed")
+    assert "OMP_NUM_THREADS" not in variables
+    assert environment(incident, host={}).get("EDITOR") is None
+
+
+def test_an_environment_variant_starts_a_process_of_its_own(make_incident):
+    body = "import os\nif os.environ.get('PYTHONHASHSEED') == '5': raise KeyError('five')"
+    incident = make_incident(body=body, variables={"PYTHONHASHSEED": "3"})
+    with Worker(incident) as worker:
+        seeds = [worker.evaluate(case(incident, variant=Variant(env={"PYTHONHASHSEED": s}))) for s in ("5", "4")]
+        seeds.append(worker.evaluate(case(incident)))
+    assert [outcome.status for outcome in seeds] == [Status.OTHER, Status.FAIL, Status.FAIL]
+
+
+def test_a_deadline_that_passes_is_a_hang_and_kills_the_whole_group(make_incident, tmp_path):
+    pids = tmp_path / "pids"
+    body = (
+        "import pathlib, subprocess, time\nif x.isnan().any():\n    child = subprocess.Popen(['sleep', '60'])\n"
+        f"    pathlib.Path({str(pids)!r}).write_text(str(child.pid))\n    time.sleep(60)"
+    )
+    incident = make_incident(body=body, signature=Signature(kind=Kind.HANG, where="step"))
+    with Worker(incident) as worker:
+        worker.evaluate(case(incident, content="donor"))  # warm: imports do not count against the deadline
+        outcome = worker.evaluate(case(incident), timeout=3)
+        assert outcome.status is Status.FAIL and outcome.signature.kind is Kind.HANG
+        assert worker.evaluate(case(incident, content="donor")).status is Status.PASS  # a new process
+    child = int(pids.read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_dies_is_a_crash_with_its_last_words(make_incident):
+    body = "import os, sys\nprint('last words', file=sys.stderr)\nsys.stderr.flush()\nos.kill(os.getpid(), 11)"
+    incident = make_incident(body=body)
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident))
+        again = worker.evaluate(case(incident))
+    assert outcome.status is Status.OTHER and outcome.signature.kind is Kind.CRASH
+    assert "SIGSEGV" in outcome.detail and "last words" in outcome.detail and again.signature == outcome.signature
+
+
+def test_what_user_code_prints_is_no_answer(make_incident):
+    incident = make_incident(body="import os\nprint('{\"done\": 1}', flush=True)\nos.write(1, b'{\"done\": 2}\\n')")
+    with Worker(incident) as worker:
+        assert worker.evaluate(case(incident)).status is Status.FAIL
+
+
+def test_a_worker_that_nobody_closes_ends_with_its_parent(make_incident):
+    incident = make_incident()
+    code = (
+        "import os, sys\nfrom reprokit.incident import Incident\nfrom reprokit.step.case import Case\n"
+        "from reprokit.step.worker import Worker\n"
+        "i = Incident.open(sys.argv[1]); w = Worker(i); w.evaluate(Case(incident=i.path))\n"
+        "print(w._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(incident.path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    gone, _ = psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20)
+    assert gone or not psutil.pid_exists(pid)
+
+
+def test_a_single_case_by_file(make_incident, tmp_path):
+    incident = make_incident()
+    (tmp_path / "case.json").write_text(json.dumps(case(incident).to_json()))
+    out = tmp_path / "outcome.json"
+    subprocess.run(
+        [sys.executable, "-m", "reprokit.step.worker", "--case", str(tmp_path / "case.json"), "--out", str(out)],
+        check=True, timeout=60, env=child_environment(incident), cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(out.read_text())["status"] == "FAIL"
+
+
+def test_an_altered_incident_is_infra_in_one_line(make_incident):
+    incident = make_incident()
+    (incident.path / "config.yaml").write_text("seed: 4\n")
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident))
+    assert outcome.status is Status.INFRA and "config.yaml" in outcome.detail and "\n" not in outcome.detail
+
+
+def test_scratch_files_go_with_the_worker(make_incident):
+    incident = make_incident(body="import os; raise KeyError(os.getcwd())")
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident))
+        scratch = worker._scratch.name
+        assert scratch in outcome.detail and os.path.isdir(scratch)
+    assert not os.path.exists(scratch)
