@@ -88,7 +88,7 @@ def _train(config: Mapping[str, Any], out: Path, progress: Progress) -> tuple[in
         try:
             for step, batch in enumerate(harness.loader or (), start=1):
                 losses = recorder.step(batch)
-                progress.show("train", step, total, f"loss {float(losses['loss']):.4f}")
+                progress.show("train", step, total, f"loss {losses['loss'].item():.4f}")
         except IncidentCaptured as failure:
             return recorder.steps, failure.path
     return recorder.steps, None

@@ -106,7 +106,7 @@ def exception_signature(error: BaseException, *, phase: str, roots: Sequence[Pat
         kind=Kind.OOM if _out_of_memory(error, message) else Kind.EXCEPTION,
         where=phase,
         exception=_type_name(type(error), roots),
-        function=_function(error, roots),
+        function=_function(error, roots, inside=phase != "forward"),
         message=normalise(message),
     )
 
@@ -130,8 +130,12 @@ def _type_name(kind: type[BaseException], roots: Sequence[Path]) -> str:
     return f"{module}.{kind.__qualname__}"
 
 
-def _function(error: BaseException, roots: Sequence[Path]) -> str:
-    """The innermost function of the user's; where there is none, of a library; and last of torch: "train.py:step"."""
+def _function(error: BaseException, roots: Sequence[Path], *, inside: bool) -> str:
+    """The innermost function of the user's; where there is none, of a library; and last of torch: "train.py:step".
+
+    inside: only from torch's first frame on. In a backward or optimizer step what called it is the loop, which is the
+    user's in one run and reprokit's in the next.
+    """
     mine = library = torch = ""
     for frame, _ in walk_tb(error.__traceback__):
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
@@ -139,6 +143,8 @@ def _function(error: BaseException, roots: Sequence[Path]) -> str:
             continue  # generated code; and reprokit, whose callers of a step differ between training and replay
         own = _own_path(file, roots)
         place = f"{(own or _library_path(file)).as_posix()}:{name}"
+        if inside and not torch and not place.startswith("torch/"):
+            continue
         if own:
             mine = place
         elif place.startswith("torch/"):

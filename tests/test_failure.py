@@ -276,3 +276,25 @@ def test_an_exception_that_cannot_describe_itself_still_has_a_signature():
 
     found = exception_signature(Mute(), phase="forward", roots=[])
     assert found.message == "" and re.search("Mute$", found.exception)
+
+
+def test_in_a_backward_pass_the_loop_that_called_it_does_not_name_the_place():
+    def my_loop():
+        torch.ones(2, requires_grad=True).backward()  # not a scalar
+
+    def custom():
+        class Breaks(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sum()
+
+            @staticmethod
+            def backward(ctx, grad):
+                raise ValueError("mine")
+
+        Breaks.apply(torch.ones(2, requires_grad=True)).backward()
+
+    roots = [Path(__file__).parent]
+    place = lambda run: exception_signature(caught(run), phase="backward", roots=roots).function
+    assert place(my_loop).startswith("torch/")
+    assert place(custom) == "test_failure.py:backward"

@@ -10,7 +10,7 @@ import typer
 from reprokit import pipeline
 from reprokit.cli import common
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

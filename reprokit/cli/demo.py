@@ -15,7 +15,7 @@ from reprokit.incident import Incident
 from reprokit.replay import attempts
 from reprokit.report import texts
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import typer
 from reprokit import pipeline
 from reprokit.cli import common
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 @app.callback()

@@ -73,6 +73,8 @@ def _report(error: BaseException) -> int:
         line = f"{line} (see --help)" if line else ""
     elif isinstance(error, ReprokitError):
         line, code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.strerror:
+        line, code = f"{error.filename or 'writing'}: {error.strerror}; free or choose another place and run again", 3
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         line, code = "interrupted", INTERRUPTED
     else:

@@ -18,7 +18,7 @@ EXIT = {
     Verdict.INCONCLUSIVE: 12,
 }
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -80,6 +80,7 @@ class Worker:
         process = self._process or self._start(wanted)
         out = Path(self._scratch.name) / "outcome.json"
         out.unlink(missing_ok=True)
+        case = replace(case, incident=case.incident.resolve())  # the process works in a folder of its own
         answered = self._ask(process, {"case": case.to_json(), "out": str(out), "isolation": isolation}, timeout)
         if out.exists():
             outcome = Outcome.from_json(json.loads(out.read_text()))
