@@ -12,7 +12,8 @@ import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from os.path import basename, splitext
+from pathlib import Path
 
 from reprokit.capture import redact
 from reprokit.capture.repository import GITLINK, GitError, Repository, shown
@@ -45,7 +46,7 @@ class Found:
     """One file to archive."""
 
     path: str  # where it goes, relative to the root
-    file: Path  # what is read: for a link, the file that it leads to
+    file: str  # what is read, relative to the root too: for a link, the file that it leads to
     size: int
     tracked: bool
     link: bool = False
@@ -53,60 +54,62 @@ class Found:
 
 @dataclass(kw_only=True, slots=True)
 class Listing:
-    """What there is, what was not taken and why, and what git says of it."""
+    """What there is, what was not taken and why, and what git says of it.
+
+    Names are text relative to the root, not paths: there may be a hundred thousand of them.
+    """
 
     root: Path
-    exclude: list[Path]
+    exclude: list[str]
     repository: Repository | None = None
     files: list[Found] = field(default_factory=list)
-    untracked: list[str] = field(default_factory=list)  # relative to the repository's top; links too
+    untracked: list[str] = field(default_factory=list)  # of the repository itself, links too
     modules: dict[str, str | None] = field(default_factory=dict)  # repositories inside this one, with their commits
     left_out: list[str] = field(default_factory=list)  # "path: reason"
-    links: list[tuple[str, Path, bool]] = field(default_factory=list)  # to folders: where, what, tracked
-    folders: dict[Path, str | None] = field(default_factory=dict)  # looked at -> why nothing in it is taken
+    links: list[tuple[str, str, bool]] = field(default_factory=list)  # to folders: where, what, tracked
+    folders: dict[str, str | None] = field(default_factory=dict)  # looked at -> why nothing in it is taken
 
-    def add(self, file: Path, *, tracked: bool) -> bool:
+    def add(self, name: str, *, tracked: bool) -> bool:
         """Take one file, or say why not; whether it is there and meant to be seen."""
-        if self.excluded(file) or (not tracked and (file.suffix == ".pyc" or self.closed(file.parent) is not None)):
+        if self.excluded(name) or (not tracked and (name.endswith(".pyc") or self.closed(_parent(name)) is not None)):
             return False
-        path = file.relative_to(self.root).as_posix()
         try:
-            status = file.lstat()
+            status = os.lstat(os.path.join(self.root, name))
         except (FileNotFoundError, NotADirectoryError):  # deleted: the patch says so
             return False
         except OSError as error:
-            self.left_out.append(f"{shown(path)}: {error.strerror}")
+            self.left_out.append(f"{shown(name)}: {error.strerror}")
             return False
         if stat.S_ISLNK(status.st_mode):
-            self._add_link(file, path, tracked)
+            self._add_link(name, tracked)
         elif stat.S_ISREG(status.st_mode):
-            self.files.append(Found(path=path, file=file, size=status.st_size, tracked=tracked))
+            self.files.append(Found(path=name, file=name, size=status.st_size, tracked=tracked))
         elif not stat.S_ISDIR(status.st_mode):
-            self.left_out.append(f"{shown(path)}: is no file")
+            self.left_out.append(f"{shown(name)}: is no file")
         return stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)
 
-    def excluded(self, file: Path) -> bool:
-        return any(file == folder or folder in file.parents for folder in self.exclude)
+    def excluded(self, name: str) -> bool:
+        return any(name == folder or name.startswith(f"{folder}/") for folder in self.exclude)
 
-    def closed(self, folder: Path) -> str | None:
+    def closed(self, folder: str) -> str | None:
         """Why nothing untracked in a folder is taken, if so; said once, for the outermost."""
-        if folder == self.root or self.root not in folder.parents:
+        if not folder:
             return None
         if folder not in self.folders:
-            reason = self.closed(folder.parent)
+            reason = self.closed(_parent(folder))
             if reason is None:
                 reason = self._own_reason(folder)
                 if reason:
-                    self.left_out.append(f"{shown(folder.relative_to(self.root).as_posix())}: {reason}")
+                    self.left_out.append(f"{shown(folder)}: {reason}")
             self.folders[folder] = reason
         return self.folders[folder]
 
     def choose(self, caps: Caps) -> tuple[list[Found], set[str]]:
         """What fits, code first, then tracked, then small; and the paths that were refused, each with a reason."""
         kept, refused, room = [], set(), caps.total
-        order = lambda found: (Path(found.path).suffix not in CODE, not found.tracked, found.size, found.path)
+        order = lambda found: (splitext(found.path)[1] not in CODE, not found.tracked, found.size, found.path)
         for found in sorted(self.files, key=order):
-            if redact.is_secret_file(found.file.name) or redact.is_secret_file(PurePosixPath(found.path).name):
+            if redact.is_secret_file(basename(found.path)) or redact.is_secret_file(basename(found.file)):
                 reason = "a file of credentials"
             elif found.size > caps.file:
                 reason = f"{found.size:,} bytes, over {caps.file:,} a file"
@@ -124,40 +127,45 @@ class Listing:
 
     def expand(self) -> None:
         """A link to a folder becomes a folder, with copies of the files that are taken at their own place."""
-        for path, real, tracked in self.links:
-            inside = [found for found in self.files if real in found.file.parents and not found.link]
-            for found in inside:
-                name = f"{path}/{found.file.relative_to(real).as_posix()}"
-                self.files.append(Found(path=name, file=found.file, size=found.size, tracked=tracked, link=True))
+        own = [found for found in self.files if not found.link] if self.links else []
+        for name, real, tracked in self.links:
+            for found in own:
+                if found.path.startswith(f"{real}/"):
+                    path = name + found.path.removeprefix(real)
+                    self.files.append(Found(path=path, file=found.file, size=found.size, tracked=tracked, link=True))
         self.links.clear()
 
-    def _own_reason(self, folder: Path) -> str | None:
-        if folder.name in CACHES:
+    def _own_reason(self, folder: str) -> str | None:
+        name = basename(folder)
+        if name in CACHES:
             return ""
-        if self.excluded(folder) or folder.name.startswith(DRAFT_PREFIX):
+        if self.excluded(folder) or name.startswith(DRAFT_PREFIX):
             return "the recorder's own output"
-        return next((reason for mark, reason in MARKS.items() if (folder / mark).exists()), None)
+        return next((reason for mark, reason in MARKS.items() if (self.root / folder / mark).exists()), None)
 
-    def _add_link(self, file: Path, path: str, tracked: bool) -> None:
+    def _add_link(self, name: str, tracked: bool) -> None:
+        file = self.root / name
         try:
             real = file.resolve(strict=True)
+            size = real.stat().st_size
         except (OSError, RuntimeError):  # the latter for a link to itself
-            self.left_out.append(f"{shown(path)}: a link to nothing")
+            self.left_out.append(f"{shown(name)}: a link to nothing")
             return
-        if self.root not in real.parents:
-            self.left_out.append(f"{shown(path)}: a link out of the source")
-        elif real in file.parents:
-            self.left_out.append(f"{shown(path)}: a link to a folder around it")
+        if real in (self.root, *file.parents):
+            self.left_out.append(f"{shown(name)}: a link to a folder around it")
+        elif self.root not in real.parents:
+            self.left_out.append(f"{shown(name)}: a link out of the source")
         elif real.is_dir():
-            self.links.append((path, real, tracked))
+            self.links.append((name, real.relative_to(self.root).as_posix(), tracked))
         elif real.is_file():
-            self.files.append(Found(path=path, file=real, size=real.stat().st_size, tracked=tracked, link=True))
+            file_name = real.relative_to(self.root).as_posix()
+            self.files.append(Found(path=name, file=file_name, size=size, tracked=tracked, link=True))
 
 
 def take(root: Path, exclude: Iterable[Path]) -> Listing:
     """The files of a root (resolved), by git if it is in a repository. What git or a folder refuses is left out."""
-    outside = [folder.resolve() for folder in exclude]
-    listing = Listing(root=root, exclude=[folder for folder in outside if folder not in (root, *root.parents)])
+    inside = [folder.relative_to(root).as_posix() for folder in map(Path.resolve, exclude) if root in folder.parents]
+    listing = Listing(root=root, exclude=inside)
     try:
         repository = Repository.find(root)
         if repository is not None and not is_too_much(repository.top) and repository.holds(root):
@@ -183,59 +191,72 @@ def _from_git(listing: Listing, repository: Repository, outer: bool = True) -> N
     """Files of a repository, and of those inside it: submodules, and others that happen to lie there."""
     inner: dict[str, str | None] = {}
     for entry in repository.tracked():
-        if entry.mode == GITLINK:
-            inner[entry.path] = entry.blob
-        elif listing.root in (repository.top / entry.path).parents:
-            listing.add(repository.top / entry.path, tracked=True)
+        name = seen_from(listing.root, repository, entry.path)
+        if name and entry.mode == GITLINK:
+            inner[name] = entry.blob
+        elif name:
+            listing.add(name, tracked=True)
     for path in repository.untracked():
-        if path.endswith("/"):
-            inner.setdefault(path.rstrip("/"), None)
-        elif listing.root in (repository.top / path).parents:
-            is_there = listing.add(repository.top / path, tracked=False)
-            listing.untracked += [path] if is_there and outer else []
-    for path, recorded in inner.items():
-        folder = repository.top / path
-        if listing.root in folder.parents and listing.closed(folder) is None and not listing.excluded(folder):
-            _from_inner(listing, folder, recorded)
+        name = seen_from(listing.root, repository, path)
+        if name and name.endswith("/"):
+            inner.setdefault(name.rstrip("/"), None)
+        elif name and listing.add(name, tracked=False) and outer:
+            listing.untracked.append(name)
+    for name, recorded in inner.items():
+        if listing.closed(name) is None and not listing.excluded(name):
+            _from_inner(listing, name, recorded)
 
 
-def _from_inner(listing: Listing, folder: Path, recorded: str | None) -> None:
-    name = shown(folder.relative_to(listing.root).as_posix())
-    listing.modules[name] = recorded
+def seen_from(root: Path, repository: Repository, path: str) -> str | None:
+    """A path of a repository as a name below the root, which may be a folder of it, or around it; None if not below."""
+    if root == repository.top:
+        return path
+    if root in repository.top.parents:
+        return f"{repository.top.relative_to(root).as_posix()}/{path}"
+    folder = root.relative_to(repository.top).as_posix() + "/"
+    return path.removeprefix(folder) if path.startswith(folder) else None
+
+
+def _from_inner(listing: Listing, name: str, recorded: str | None) -> None:
+    folder = listing.root / name
+    listing.modules[shown(name)] = recorded
     try:
         if not (folder / ".git").exists():
-            listing.left_out.append(f"{name}: a submodule that is not checked out")
+            listing.left_out.append(f"{shown(name)}: a submodule that is not checked out")
         elif (inside := Repository.find(folder)) is not None and inside.top == folder.resolve():
-            listing.modules[name] = inside.commit() or recorded
+            listing.modules[shown(name)] = inside.commit() or recorded
             _from_git(listing, inside, outer=False)
     except GitError as error:
-        listing.left_out.append(f"{name}: {error}")
+        listing.left_out.append(f"{shown(name)}: {error}")
 
 
 def _from_walk(listing: Listing) -> None:
-    looked_at = 0
-    folders = [listing.root]
     shallow = is_too_much(listing.root)
     if shallow:
         listing.left_out.append(f".: only code directly in {listing.root.name or '/'} is taken, not all that is below")
+    looked_at, folders = 0, [""]
     while folders:
-        folder = folders.pop()
-        for file, is_folder in _entries(listing, folder):
+        for name, is_folder in _entries(listing, folders.pop()):
             looked_at += 1
             if looked_at > LOOKED_AT:
                 listing.left_out.append(f".: over {LOOKED_AT:,} files and folders, the rest was not looked at")
                 return
-            if is_folder and not shallow and listing.closed(file) is None:
-                folders.append(file)
-            elif not is_folder and not (shallow and (file.suffix not in CODE or file.name.startswith("."))):
-                listing.add(file, tracked=False)
+            if is_folder and not shallow and listing.closed(name) is None:
+                folders.append(name)
+            elif not is_folder and not (shallow and (splitext(name)[1] not in CODE or name.startswith("."))):
+                listing.add(name, tracked=False)
 
 
-def _entries(listing: Listing, folder: Path) -> list[tuple[Path, bool]]:
+def _entries(listing: Listing, folder: str) -> list[tuple[str, bool]]:
     """Of one folder, in order; nothing where it cannot be read."""
+    prefix = f"{folder}/" if folder else ""
     try:
-        with os.scandir(folder) as found:
-            return sorted((folder / entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+        with os.scandir(listing.root / folder) as found:
+            return sorted((prefix + entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
     except OSError as error:
-        listing.left_out.append(f"{shown(folder.relative_to(listing.root).as_posix())}: {error.strerror}")
+        listing.left_out.append(f"{shown(folder or '.')}: {error.strerror}")
         return []
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]

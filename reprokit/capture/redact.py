@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from itertools import product
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -128,7 +128,7 @@ def is_secret_name(name: str) -> bool:
 
 def is_secret_file(name: str) -> bool:
     """Whether a file's name says that there is nothing but credentials in it."""
-    return name not in TEMPLATES and any(fnmatchcase(name.lower(), pattern) for pattern in SECRET_FILES)
+    return name not in TEMPLATES and _SECRET_FILE.match(name.lower()) is not None
 
 
 def _is_secret(name: str, value: object) -> bool:
@@ -206,6 +206,7 @@ def _around(name: str, pattern: str, *needles: str) -> _Rule:
     return _Rule(name=name, needles=needles, pattern=re.compile(pattern, re.IGNORECASE | re.ASCII))
 
 
+_SECRET_FILE = re.compile("|".join(map(translate, SECRET_FILES)))
 _STRONG = r"passwd|password|passphrase|secrets?|credentials?|(?:api|access|private|secret|auth)_?key(?:_id)?"
 _STRONG_NAME = re.compile(rf"(?:^|_)(?:{_STRONG}|cookie|authorization)$|(?:password|passwd|secret|apikey)$|_pwd$")
 _TOKEN_NAME = re.compile(r"(?:^|_)token$")

@@ -51,6 +51,7 @@ class Repository:
     def __init__(self, top: Path, algorithm: str, filters: Sequence[str] = ()) -> None:
         self.top = top
         self.algorithm = algorithm  # of object names: sha1 or sha256
+        self._tracked: list[Tracked] | None = None
         self._safe = dict(_SAFE)
         for name in filters:  # those that some configuration defines; none is ever run
             off = {"clean": "", "smudge": "", "process": "", "required": "false"}
@@ -87,12 +88,10 @@ class Repository:
         return {key.removeprefix("remote.").removesuffix(".url"): redact.url(url)[0] for key, _, url in pairs}
 
     def tracked(self) -> list[Tracked]:
-        found = {}  # by path: in a conflict there are up to three sides of one
-        for record in self._records("ls-files", "-z", "--stage", "-v"):
-            head, _, path = record.partition(b"\t")
-            tag, mode, blob, _ = head.decode().split(" ")
-            found[path] = Tracked(path=os.fsdecode(path), mode=mode, blob=blob, tag=tag)
-        return list(found.values())
+        """The index as it was when first asked for."""
+        if self._tracked is None:
+            self._tracked = self._read_index()
+        return self._tracked
 
     def untracked(self) -> list[str]:
         """What git would offer to add; another repository inside this one ends in a slash."""
@@ -120,6 +119,14 @@ class Repository:
         variables: Mapping[str, str] | None = None,
     ) -> bytes:
         return git(self.top, *arguments, options=self._safe, stdin=stdin, tolerant=tolerant, variables=variables)
+
+    def _read_index(self) -> list[Tracked]:
+        found = {}  # by path: in a conflict there are up to three sides of one
+        for record in self._records("ls-files", "-z", "--stage", "-v"):
+            head, _, path = record.partition(b"\t")
+            tag, mode, blob, _ = head.decode().split(" ")
+            found[path] = Tracked(path=os.fsdecode(path), mode=mode, blob=blob, tag=tag)
+        return list(found.values())
 
     def _records(self, *arguments: str) -> list[bytes]:
         return [record for record in self.run(*arguments).split(b"\0") if record]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import basename
 from pathlib import Path
 from typing import Any
 
 from reprokit.capture import patch, redact
-from reprokit.capture.listing import Caps, Found, Listing, is_too_much, take
+from reprokit.capture.listing import Caps, Found, Listing, is_too_much, seen_from, take
 from reprokit.capture.repository import GitError, Repository, shown
 from reprokit.incident import Draft
 
@@ -56,7 +57,8 @@ def archive(draft: Draft, root: Path, *, exclude: Sequence[Path] = (), caps: Cap
             "bytes": taken,
         },
     )
-    return SourceRecord(commit=commit, left_out=_shortened(left_out, NAMED_IN_MANIFEST), redacted=_shortened(redacted, NAMED))
+    left_out, redacted = _shortened(left_out, NAMED_IN_MANIFEST), _shortened(redacted, NAMED)
+    return SourceRecord(commit=commit, left_out=left_out, redacted=redacted)
 
 
 def find_root(file: Path) -> Path:
@@ -92,33 +94,36 @@ def _origin(listing: Listing, refused: set[str], caps: Caps) -> tuple[str | None
     repository = listing.repository
     if repository is None:
         return commit, found, origin
-    folder = listing.root.relative_to(repository.top)
-    closed = {(folder / path).as_posix() for path in refused}
+    folder = listing.root.relative_to(repository.top).as_posix()
+    prefix = "" if folder == "." else f"{folder}/"
+    untracked = [prefix + name for name in listing.untracked]
 
     def withheld(path: str) -> bool:
-        file = repository.top / path
-        return path in closed or listing.excluded(file) or redact.is_secret_file(file.name)
+        name = seen_from(listing.root, repository, path)
+        return redact.is_secret_file(basename(path)) or (
+            name is not None and (name in refused or listing.excluded(name))
+        )
 
     try:
         commit = repository.commit()
-        origin |= {"branch": repository.branch(), "remotes": repository.remotes(), "folder": folder.as_posix()}
-        origin["filters"] = _filters(repository, listing)
+        origin |= {"branch": repository.branch(), "remotes": repository.remotes(), "folder": folder}
+        origin["filters"] = _filters(repository, untracked, listing.left_out)
         if commit is None:
             listing.left_out.append("patch.diff: there is no commit yet, or HEAD is broken")
         else:
             caps_of_patch = {"largest": caps.file, "total": caps.total}
-            found = patch.make(repository, commit, listing.untracked, withheld, **caps_of_patch)
+            found = patch.make(repository, commit, untracked, withheld, **caps_of_patch)
     except (GitError, OSError, ValueError) as error:  # no room for temporary files, or answers that we cannot read
         listing.left_out.append(f"patch.diff: {error}")
     return commit, found, origin
 
 
-def _filters(repository: Repository, listing: Listing) -> dict[str, list[str]]:
+def _filters(repository: Repository, untracked: list[str], left_out: list[str]) -> dict[str, list[str]]:
     """Files that git stores in another form (git-lfs): here they are as they are in the working tree."""
-    names = [entry.path for entry in repository.tracked()] + listing.untracked
+    names = [entry.path for entry in repository.tracked()] + untracked
     found = {shown(name): [shown(path) for path in paths] for name, paths in repository.filtered(names).items()}
     for name, paths in found.items():
-        listing.left_out.append(f"filter {name}: not run, so its files ({len(paths)}) are as in the working tree")
+        left_out.append(f"filter {name}: not run, so its files ({len(paths)}) are as in the working tree")
     return {name: _shortened(paths, NAMED) for name, paths in found.items()}
 
 
@@ -132,7 +137,8 @@ def _copy(draft: Draft, kept: Sequence[Found], listing: Listing) -> tuple[int, i
             listing.left_out.append(f"{shown(found.path)}: a name that other systems cannot have")
             continue
         try:
-            data, runnable = found.file.read_bytes(), found.file.stat().st_mode & 0o100
+            file = listing.root / found.file
+            data, runnable = file.read_bytes(), file.stat().st_mode & 0o100
         except OSError as error:
             listing.left_out.append(f"{found.path}: {error.strerror}")
             continue
