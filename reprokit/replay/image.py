@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import sys
 import tarfile
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import ContainerError, ImageNotFound
+from docker.errors import ImageNotFound
 
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.replay import daemon, wheels
@@ -33,6 +34,7 @@ Progress = Callable[[str], None]  # gets one short line each time that there is 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 OWN_BASE = "reprokit-base:bookworm-py3.11"  # what `.ci/base-image` makes, where no registry is in reach
 REPOSITORY = "reprokit/replay"
+_STEP = re.compile(r"Step (\d+)/(\d+) : (?:COPY|RUN)")  # those that take time
 _FACTS = """
 import json, pip, platform, venv
 print(json.dumps([*platform.python_version_tuple()[:2], platform.machine(), platform.libc_ver()[0]]))
@@ -140,17 +142,24 @@ def _check_fits(client: DockerClient, name: str) -> None:
 
 
 def _facts(client: DockerClient, name: str) -> tuple[str, str, str, str]:
+    container = client.containers.create(
+        name, entrypoint=["python3", "-c", _FACTS], network_mode="none", labels={LABEL: "1"}
+    )
+    said = b""
     try:
-        said = client.containers.run(
-            name, entrypoint=["python3", "-c", _FACTS], network_mode="none", remove=True, labels={LABEL: "1"}
-        )
+        container.start()
+        container.wait()
+        said = container.logs()
         major, minor, machine, libc = json.loads(said)
         return str(major), str(minor), str(machine), str(libc)
-    except (ContainerError, *daemon.Silent, ValueError) as error:
+    except (*daemon.Silent, ValueError) as error:
+        why = (said.decode(errors="replace").strip() or daemon.one_line(error)).splitlines()[-1][-200:]
         raise BadInput(
-            f"{name}: no base for replays: python3 with venv and pip does not run ({daemon.one_line(error)[-200:]}); "
+            f"{name}: no base for replays: its python3, with venv and pip, does not run ({why}); "
             f"choose one like python:{MINOR}-slim"
         ) from error
+    finally:
+        container.remove(force=True)
 
 
 def _build(client: DockerClient, base: str, tag: str, files: list[Path], progress: Progress) -> None:
@@ -175,8 +184,8 @@ def _build(client: DockerClient, base: str, tag: str, files: list[Path], progres
                 if "error" in answer:
                     raise _failed_build(tag, [*said, answer["error"]])
                 said += str(answer.get("stream", "")).splitlines()
-                if str(answer.get("stream", "")).startswith("Step "):
-                    progress("building: " + " ".join(answer["stream"].split())[:100])
+                if step := _STEP.match(str(answer.get("stream", ""))):
+                    progress(f"building: step {step[1]} of {step[2]}")
         finally:  # the stage that holds the wheels is of no further use
             with suppress(*daemon.Silent):
                 client.images.prune(filters={"dangling": True, "label": f"reprokit.stage={key}"})

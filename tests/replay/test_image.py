@@ -131,6 +131,7 @@ def test_a_base_that_cannot_run_python_is_refused(ensure: Ensure):
     try:
         with pytest.raises(BadInput, match=r"^reprokit-test-empty: no base for replays: .*like python:3"):
             ensure(base="reprokit-test-empty")
+        assert not client.containers.list(all=True, filters={"ancestor": "reprokit-test-empty"})
     finally:
         client.images.remove("reprokit-test-empty", force=True)
 
