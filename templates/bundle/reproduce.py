@@ -28,7 +28,7 @@ SPOILED = 3  # attempts that the machinery may spoil before this gives up: then 
 
 def main() -> int:
     options = _options()
-    if problem := missing():
+    if problem := missing(all_pins=options.check):
         refuse(problem, 2)
     if options.check:
         return 0
@@ -47,13 +47,13 @@ def main() -> int:
     return report(attempts(incident, options.n, options.timeout), options)
 
 
-def missing() -> str | None:
-    """What this Python lacks, in one line."""
+def missing(*, all_pins: bool) -> str | None:
+    """What this Python lacks, in one line. Of the pins that no attempt is known to need, only when asked for all."""
     if sys.version_info < (3, 11):  # noqa: UP036  # whoever unpacks a bundle may have any
         return f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or newer is needed"
     pins = re.findall(r"(?m)^([\w.-]+)==([^\s;+]+)", (HERE / "requirements.txt").read_text(encoding="utf-8"))
     wanted = dict(pins)
-    for name in (*NEEDED, *wanted):
+    for name in (*NEEDED, *(wanted if all_pins else ())):
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -105,14 +105,21 @@ def attempts(incident: Any, n: int, timeout: float) -> list[dict[str, Any]]:
 
 
 def usable(outcomes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """INVALID is the machinery's fault here: the captured case itself did run once."""
-    return [outcome for outcome in outcomes if outcome["status"] not in ("INFRA", "INVALID")]
+    return [outcome for outcome in outcomes if not spoiled(outcome)]
+
+
+def spoiled(outcome: dict[str, Any]) -> bool:
+    """Whether the machinery is to blame. For INVALID it is: the captured case did run once. And a process that ends by
+    itself before its step has told nothing, unlike one that a signal kills."""
+    return outcome["status"] in ("INFRA", "INVALID") or (
+        outcome["status"] == "OTHER" and outcome["detail"].startswith("exited with")
+    )
 
 
 def describe(outcome: dict[str, Any]) -> str:
     signature = outcome["signature"]
     where = f"{signature['kind']} at {signature['where']}" if signature else ""
-    if outcome["status"] in ("INFRA", "INVALID"):
+    if spoiled(outcome):
         where = outcome["detail"].strip().rpartition("\n")[2]
     return f"{outcome['status']:<8}{outcome['total_seconds']:6.1f} s  {where}"
 
@@ -192,4 +199,9 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ImportError as error:
+        refuse(f"the reprokit in this bundle does not import: {error}", 3)
+    except KeyboardInterrupt:
+        refuse("interrupted", 130)

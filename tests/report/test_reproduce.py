@@ -77,12 +77,18 @@ def test_a_python_without_the_right_torch_is_told_so(unpacked):
     assert done.returncode == 2 and "0.0.1" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_attempts_that_cannot_run_say_nothing(captured, tmp_path):
-    """A build that needs what is not there: machinery, not a verdict."""
+BROKEN = [
+    "def load_entrypoint(*_):\n    raise BadInput('train.py does not import: no such package')\n",
+    "import sys\nif 'worker' in sys.argv[0]:\n    raise ImportError('no such package')\n",
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_attempts_that_cannot_run_say_nothing(broken, captured, tmp_path):
+    """A build that needs what is not there, a worker that does not start: machinery, not a verdict."""
     bundle.unpack(bundle.write(captured, tmp_path / "nan.tar.zst"), tmp_path / "b")
     loading = tmp_path / "b/reprokit/step/load.py"
-    broken = "\ndef load_entrypoint(*_):\n    raise BadInput('train.py does not import: no such package')\n"
-    loading.write_text(loading.read_text() + broken)
+    loading.write_text(f"{loading.read_text()}\n{broken}")
     manifest = tmp_path / "b/MANIFEST.sha256"
     lines = [line for line in manifest.read_text().split("\n") if "reprokit/step/load.py" not in line]
     manifest.write_text("\n".join(lines))

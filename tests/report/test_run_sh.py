@@ -26,7 +26,10 @@ case $1 in
     run) echo ran; exit "${CODE:-0}" ;;
 esac
 """
-TOOLS = ("sh", "cat", "dirname", "id", "mktemp", "mkdir", "cp", "rm", "cut", "sha256sum", "find", "head", "ls")
+TOOLS = (
+    *("sh", "cat", "dirname", "id", "mktemp", "mkdir", "cp", "rm", "cut"),
+    *("sha256sum", "find", "head", "ls", "uname", "grep"),
+)
 
 
 class Machine:
