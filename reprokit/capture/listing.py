@@ -106,7 +106,9 @@ class Listing:
 
     def choose(self, caps: Caps) -> tuple[list[Found], set[str]]:
         """What fits, code first, then tracked, then small; and the paths that were refused, each with a reason."""
-        kept, refused, room = [], set(), caps.total
+        kept: list[Found] = []
+        refused: set[str] = set()
+        room = caps.total
         order = lambda found: (splitext(found.path)[1] not in CODE, not found.tracked, found.size, found.path)
         for found in sorted(self.files, key=order):
             if redact.is_secret_file(basename(found.path)) or redact.is_secret_file(basename(found.file)):

@@ -76,7 +76,7 @@ def in_use(known: Packages, modules: Mapping[str, Any]) -> set[str]:
     """Distributions that own a module of this process: by the file, since many may share a namespace package."""
     editable = {str(package.folder): name for name, package in known.items() if package.editable and package.folder}
     places = editable | _owners(tuple(sys.path))
-    found = set()
+    found: set[str] = set()
     for module in modules.values():
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
