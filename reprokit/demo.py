@@ -67,7 +67,8 @@ def run(out: Path, options: Options, progress: Progress, *, video: Path | None =
     smallest = Subject(incident=Incident.open(reduction.path))
     replayed = pipeline.replay(smallest, options, progress)
     file = out / f"{reduction.path.name}.tar.zst"
-    written = pipeline.bundle(smallest, file, replayed=replayed.to_json(), reduction=reduction.to_json())
+    image = pipeline.image_of(smallest, options, progress) if replayed.engine == "docker" else None
+    written = pipeline.bundle(smallest, file, replayed=replayed.to_json(), reduction=reduction.to_json(), image=image)
     return Demo(steps=steps, incident=subject.incident, reduction=reduction, replay=replayed, bundle=written)
 
 

@@ -133,15 +133,27 @@ def reduce(
     return replace(found, path=publish(subject.incident, found, out).path)
 
 
+def image_of(subject: Subject, options: Options, progress: Progress) -> str:
+    """The tag of the image in which the incident runs; built where it is missing."""
+    from reprokit.replay import image  # talks to Docker: not for those who never do
+
+    if options.image:
+        return options.image
+    return image.ensure(
+        subject.incident.requirements(), base=options.base, wheelhouse=options.wheelhouse, progress=progress.say
+    )
+
+
 def bundle(
     subject: Subject,
     out: Path,
     *,
     replayed: Mapping[str, Any] | None = None,
     reduction: Mapping[str, Any] | None = None,
+    image: str | None = None,
 ) -> dict[str, Any]:
-    """Write the bundle and check it as a stranger would; its JSON."""
-    path = bundles.write(subject.incident, out, replay=replayed, reduction=reduction)
+    """Write the bundle and check it as a stranger would; its JSON. image: the tag that its run.sh looks for first."""
+    path = bundles.write(subject.incident, out, replay=replayed, reduction=reduction, image=image)
     manifest = bundles.verify(path)
     folder = path.name.removesuffix(".tar.zst")
     return {

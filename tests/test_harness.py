@@ -87,8 +87,8 @@ def test_buffers_that_are_not_persistent_and_tied_names_are_listed_once():
     harness, _ = make()
     assert "net.scratch" in buffers(harness)
     assert list(parameters(harness)) == [
-        "net.body.0.weight", "net.body.0.bias", "net.body.1.weight", "net.body.1.bias", "net.body.3.weight", "net.body.3.bias"
-    ]  # fmt: skip
+        f"net.body.{layer}.{name}" for layer in (0, 1, 3) for name in ("weight", "bias")
+    ]
 
 
 def test_names_are_those_beneath_wrappers():

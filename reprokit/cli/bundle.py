@@ -17,10 +17,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def bundle(
     incident: common.Incident,
     out: Annotated[Path, typer.Option("-o", "--out", help="The file: NAME.tar.zst.")],
+    image: Annotated[str | None, typer.Option(help="Image that run.sh takes where a machine has it.")] = None,
     as_json: common.Json = False,
 ) -> int:
     """Write INCIDENT, a bug report and what a person needs to run it into one verified file."""
-    written = pipeline.bundle(pipeline.opened(incident), out)
+    written = pipeline.bundle(pipeline.opened(incident), out, image=image)
     if as_json:
         common.emit(written)
     else:

@@ -23,10 +23,11 @@ def build(
     as_json: common.Json = False,
 ) -> int:
     """Build the image for INCIDENT from its captured requirements; instant where it is there already."""
-    from reprokit.replay import image
-
-    requirements = pipeline.opened(incident).incident.requirements()
+    options = pipeline.Options(base=base_image, wheelhouse=wheelhouse)
     with common.progress() as bars:
-        tag = image.ensure(requirements, base=base_image, wheelhouse=wheelhouse, progress=common.Reporter(bars).say)
-    common.emit({"image": tag}) if as_json else common.out().print(tag, markup=False)
+        tag = pipeline.image_of(pipeline.opened(incident), options, common.Reporter(bars))
+    if as_json:
+        common.emit({"image": tag})
+    else:
+        common.out().print(tag, markup=False)
     return 0

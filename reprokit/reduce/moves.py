@@ -32,7 +32,7 @@ class Part:
     @classmethod
     def whole(cls, incident: Path, sizes: Mapping[str, int], total: frozenset[str] = frozenset()) -> Part:
         keep = {axis: tuple(range(size)) for axis, size in sizes.items()}
-        return cls(incident=incident, sizes=sizes, keep=keep, total=total)
+        return cls(incident=incident, sizes=sizes, keep=keep, total=total & keep.keys())
 
     def drop_all_but(self, axis: str, indices: Indices) -> Part:
         """The shape changes. Healed elements stay healed."""

@@ -2,8 +2,8 @@
 
 All attempts have identical inputs, so a FAIL beside anything else settles it, and the rest is only worth making to
 estimate a rate. What the machinery spoils says nothing about the case: it is not counted but made up for, and capped,
-since an engine that breaks each time would otherwise be tried for ever. INVALID is the machinery's too: the captured
-step ran once, so a case of it that cannot be built here is our fault and no finding.
+since an engine that breaks each time would otherwise be tried for ever. INVALID is treated alike: the captured step ran
+once, so that it cannot be built here is no finding about it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def run(
 
     jobs: at most so many at once. estimate: go on where it is flaky, to know the rate. on_attempt: hears of each that
     ends: its index, in that order, and its outcome.
-    Raises Infrastructure where not one attempt ran, and BadInput as the engine does.
+    Raises Infrastructure where not one attempt ran, BadInput where the case cannot be built, or as the engine does.
     """
     if n < 1:
         raise BadInput(f"-n {n}: give at least 1")
@@ -157,6 +157,8 @@ def run(
             future.cancel()  # those that run are the engine's to end
     if _spoiled(attempts) == len(attempts):
         why = _one_line(attempts[0].outcome.detail)
+        if all(attempt.outcome.status is Status.INVALID for attempt in attempts):
+            raise BadInput(f"{case.incident}: cannot be rebuilt here: {why}")
         raise Infrastructure(f"engine {engine.name}: none of {len(attempts)} attempts could run; the first: {why}")
     return Replay(engine=engine.name, asked=n, min_rate=min_rate, stopped=stopped, attempts=tuple(attempts))
 

@@ -61,10 +61,8 @@ def _default(say: Callable[[str], None]) -> str:
     from reprokit.replay import daemon
     from reprokit.replay.engines.process import inside_container
 
-    if inside_container():
-        say("inside a container already: attempts run as fresh processes in it")
-        return "process"
     if daemon.answers():
         return "docker"
-    say("Docker does not answer: attempts run as fresh processes on this machine instead")
+    where = "in this container" if inside_container() else "on this machine"
+    say(f"Docker does not answer: attempts run as fresh processes {where} instead")
     return "process"

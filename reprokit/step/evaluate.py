@@ -99,7 +99,7 @@ class Session:
                     micro=self._state["loop"]["micro"],
                     until=None if case.thorough else self._until(),
                 )
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a step that exits must not end a worker that answers for others
                 probe.fail(error, [self._root, *self._installed_roots()])
                 detail = _why(error)
                 raise _Caught from error

@@ -87,7 +87,7 @@ class Worker:
         elif answered is None:
             outcome = self._ended(Kind.HANG, f"no answer within {timeout:g} s")
         else:
-            outcome = self._ended(Kind.CRASH, _death(process.wait()))
+            outcome = self._died(process.wait())
         if not out.exists() or isolation == "process":
             self._stop()
         return replace(outcome, total_seconds=perf_counter() - started)
@@ -130,14 +130,22 @@ class Worker:
         reader.join(timeout)
         return answers[0] if answers else None
 
+    def _died(self, code: int) -> Outcome:
+        """A signal ended the step; an exit code without an outcome is a process that never came that far."""
+        if code < 0:
+            return self._ended(Kind.CRASH, f"killed by {signal.Signals(-code).name}")
+        return Outcome(status=Status.INFRA, detail=f"exited with {code} and no outcome\n{self._tail()}".strip())
+
     def _ended(self, kind: Kind, why: str) -> Outcome:
         signature = Signature(kind=kind, where="step")
         captured = self._incident.manifest.signature
         fails = captured is not None and captured.kind is kind
-        tail = self._log.read_text(errors="replace")[-_TAIL:] if self._log.exists() else ""
         return Outcome(
-            status=Status.FAIL if fails else Status.OTHER, signature=signature, detail=f"{why}\n{tail}".strip()
+            status=Status.FAIL if fails else Status.OTHER, signature=signature, detail=f"{why}\n{self._tail()}".strip()
         )
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-_TAIL:] if self._log.exists() else ""
 
     def _stop(self) -> None:
         process, self._process = self._process, None
@@ -204,10 +212,6 @@ def _serve_one(sessions: _Sessions, request: dict[str, Any]) -> None:
     beside = out.with_suffix(".part")
     beside.write_text(json.dumps(outcome.to_json(), allow_nan=False))
     beside.replace(out)
-
-
-def _death(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code} without an outcome"
 
 
 if __name__ == "__main__":

@@ -70,10 +70,21 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, text, says):
     assert "broken" not in sys.modules
 
 
-@pytest.mark.parametrize("entrypoint", ["train.py", "train:", "train:make.<locals>.build", "train:<lambda>", "missing.py:build",
-                                        "missing_module:build", "missing.module:build", "..bad:build"])  # fmt: skip
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "train.py",
+        "train:",
+        "train:make.<locals>.build",
+        "train:<lambda>",
+        "missing.py:build",
+        "missing_module:build",
+        "missing.module:build",
+        "..bad:build",
+    ],
+)
 def test_names_that_lead_nowhere(tmp_path, entrypoint):
-    with pytest.raises(BadInput, match="entrypoint|no file|no module|does not import"):
+    with pytest.raises(BadInput, match=r"entrypoint|no file|no module|does not import"):
         load_entrypoint(entrypoint, tmp_path)
 
 

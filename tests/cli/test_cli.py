@@ -1,0 +1,232 @@
+"""What a user can get wrong is one line on stderr and the right exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from reprokit.cli.main import run
+from reprokit.failure import Kind, Signature
+from reprokit.harness import Harness, take_state
+from reprokit.incident import Draft
+from reprokit.step import flags, rng
+
+SCRIPT = """
+import torch, reprokit
+from torch import nn
+
+def build(config):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    return reprokit.Harness(modules={"net": net}, optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+                            step=lambda batch: net(batch["x"]).mean(), layout={"x": "b t d"})
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    """made(**changes) -> the folder of an incident whose script or entrypoint may be changed."""
+
+    def make(script=SCRIPT, entrypoint="train.py:build", bad=True, name="incident"):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        harness = Harness(modules={"net": net}, optimizer=optimizer, step=None, layout={"x": "b t d"})
+        batch = {"x": torch.rand(4, 3, 4)}
+        if bad:
+            batch["x"][2, 1, 0] = float("nan")
+        with Draft(tmp_path) as draft:
+            draft.write_yaml("config.yaml", {})
+            draft.write_json("command.json", {"argv": ["train.py"], "cwd": ".", "path": []})
+            draft.write_json("environment.json", {"variables": {}})
+            draft.write_json("flags.json", {**flags.take(), "device": "cpu"})
+            draft.write_text("requirements.txt", "torch\n")
+            draft.write_tree("state", "state", {**take_state(harness), "loop": {"micro": 0}})
+            draft.write_tree("ranks/00", "batch", batch)
+            draft.write_tree("ranks/00", "donor", {"x": torch.rand(4, 3, 4)})
+            draft.write_tree("ranks/00", "rng", rng.take())
+            draft.write_text("source/tree/train.py", script)
+            return draft.publish(
+                name,
+                signature=Signature(kind=Kind.NONFINITE_LOSS, where="loss"),
+                step=1,
+                entrypoint=entrypoint,
+                layout={"x": "b t d"},
+            ).path
+
+    return make
+
+
+def cli(capsys, *words):
+    """Exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as end:
+        run([str(word) for word in words])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+def one_line(err):
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("reprokit: ")
+    assert "Traceback" not in err
+    return lines[0]
+
+
+def test_help_lists_the_verbs_without_importing_torch():
+    code = "import sys; from reprokit.cli.main import run\ntry: run(['-h'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert all(verb in done.stdout for verb in ("demo", "show", "reduce", "replay", "bundle", "verify", "image"))
+
+
+@pytest.mark.parametrize("verb", ["demo", "show", "reduce", "replay", "bundle", "verify", "image"])
+def test_every_verb_has_help(capsys, verb):
+    code, out, _ = cli(capsys, verb, "--help")
+    assert code == 0
+    assert f"reprokit {verb}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["frobnicate"], "no verb 'frobnicate'"),
+        (["replay"], "INCIDENT"),
+        (["show", "nowhere"], "nowhere"),
+        (["verify", "nowhere.tar.zst"], "nowhere.tar.zst"),
+        (["replay", "nowhere", "-n", "0"], "'-n': Input should be greater"),
+        (["replay", "nowhere", "--preset", "huge"], "--preset huge: unknown; one of quick, default, strict"),
+    ],
+)
+def test_words_that_mean_nothing_are_one_line_and_exit_2(capsys, words, says):
+    code, out, err = cli(capsys, *words)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+def test_an_unknown_engine(capsys, made):
+    code, _, err = cli(capsys, "replay", made(), "--engine", "abacus", "--json")
+    assert code == 2
+    assert "--engine abacus: unknown; one of docker, process, inline" in err
+
+
+def _truncated(path):
+    file = path / "ranks" / "00" / "batch.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def _config_is_no_yaml(path):
+    (path / "config.yaml").write_text("a: [1\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "names"),
+    [
+        (_truncated, "batch.safetensors"),
+        (_config_is_no_yaml, "config.yaml"),
+        (lambda path: (path / "state" / "state.json").unlink(), "state.json"),
+        (lambda path: (path / "incident.json").write_text("{"), "incident.json"),
+        (lambda path: (path / "extra.txt").write_text("hello"), "extra.txt"),
+        (shutil.rmtree, "incident"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["show", "verify", "bundle", "reduce", "replay"])
+def test_an_incident_that_is_not_what_was_written(capsys, made, tmp_path, verb, harm, names):
+    path = made()
+    harm(path)
+    out = tmp_path / "out"
+    code, _, err = cli(capsys, verb, path, *(["-o", out / "x"] if verb in ("bundle", "reduce") else []))
+    assert code == 2
+    assert names in one_line(err)
+    assert not list(out.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"entrypoint": "nowhere.py:build"}, "no file"),
+        ({"entrypoint": "nowhere.at.all:build"}, "does not import"),
+        ({"entrypoint": "train.py:make.<locals>.build"}, "no entrypoint"),
+        ({"entrypoint": "train.py:other"}, "no function 'other'"),
+        ({"script": "raise SystemExit(1)"}, "exits when it is loaded"),
+        ({"script": "while_training = 1 / 0\n" + SCRIPT}, "training on import?"),
+        ({"script": SCRIPT.replace("nn.Linear(4, 1)", "nn.Linear(5, 1)")}, "captured was"),
+    ],
+)
+def test_an_entrypoint_that_does_not_build_is_one_line_and_exit_2(capsys, made, changes, says):
+    code, _, err = cli(capsys, "replay", made(**changes), "--engine", "process", "-n", "1", "--json")
+    assert code == 2
+    [line] = [line for line in err.splitlines() if line.startswith("reprokit: ")]
+    assert says in line
+    assert "Traceback" not in err
+
+
+def test_replay_judges_and_its_exit_code_is_the_verdict(capsys, made):
+    code, out, _ = cli(capsys, "replay", made(), "--engine", "inline", "-n", "3", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["fail"], found["fingerprints"]) == (
+        0, "REPRODUCIBLE", 3, {"distinct": 1, "stable": 3},
+    )  # fmt: skip
+    code, out, _ = cli(capsys, "replay", made(bad=False, name="healthy"), "--engine", "inline", "-n", "3", "--json")
+    assert (code, json.loads(out)["verdict"]) == (11, "NOT_REPRODUCED")
+
+
+def test_reduce_bundle_verify_show(capsys, made, tmp_path):
+    code, out, err = cli(capsys, "reduce", made(), "-o", tmp_path / "reduced", "--verify", "1", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["axes"]["b"]["kept"] == found["axes"]["b"]["guilty"] == [2]
+    assert found["axes"]["t"]["kept"] == found["axes"]["t"]["guilty"] == [1]
+    assert found["one_minimal"] and found["verified"]["verdict"] == "REPRODUCIBLE" and found["batch_guilty"]
+    file = tmp_path / "bundle.tar.zst"
+    code, out, _ = cli(capsys, "bundle", found["path"], "-o", file, "--json")
+    assert code == 0 and json.loads(out)["verified"]
+    assert cli(capsys, "verify", file)[0] == 0
+    code, out, _ = cli(capsys, "show", file)
+    assert code == 0 and "nonfinite_loss at loss" in out
+    code, _, err = cli(capsys, "replay", file, "--engine", "process", "--json")
+    assert code == 2 and "--trust" in err
+    code, out, _ = cli(capsys, "replay", file, "--engine", "process", "--trust", "-n", "1", "--json")
+    assert code == 0 and json.loads(out)["fail"] == 1
+
+
+def test_reducing_what_does_not_fail_exits_11(capsys, made, tmp_path):
+    code, _, err = cli(capsys, "reduce", made(bad=False), "-o", tmp_path / "reduced", "--json")
+    assert code == 11
+    assert "does not fail here (0 of 3 runs failed as captured)" in err
+    assert not (tmp_path / "reduced").exists()
+
+
+def test_an_explicit_docker_that_does_not_answer_is_exit_3(capsys, made, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    code, _, err = cli(capsys, "replay", made(), "--engine", "docker", "-n", "1", "--json")
+    assert code == 3
+    assert "Docker does not answer" in err and "--engine process" in err
+
+
+def test_where_docker_does_not_answer_processes_are_used_and_that_is_said(capsys, made, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    code, out, err = cli(capsys, "replay", made(), "-n", "1", "--json")
+    assert (code, json.loads(out)["engine"]) == (0, "process")
+    assert "Docker does not answer" in err
+
+
+def test_a_full_disk_is_one_line_and_exit_3(capsys, made, monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", str(tmp_path / "bundle"))
+
+    monkeypatch.setattr("reprokit.report.bundle.write", full)
+    code, _, err = cli(capsys, "bundle", made(), "-o", tmp_path / "b.tar.zst")
+    assert code == 3
+    assert "No space left on device" in one_line(err)
+
+
+def test_debug_shows_the_traceback(capsys, monkeypatch, made):
+    path = made()
+    monkeypatch.setattr("reprokit.pipeline.verify", lambda where: 1 / 0)
+    code, _, err = cli(capsys, "verify", path)
+    assert code == 1 and "unexpected ZeroDivisionError" in one_line(err)
+    with pytest.raises(ZeroDivisionError):
+        run(["verify", str(path), "--debug"])
