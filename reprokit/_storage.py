@@ -156,7 +156,7 @@ def _memory(span: Span, nbytes: int) -> torch.Tensor:
     if not nbytes:
         return line
     storage = span.owner.untyped_storage()
-    return line.set_(storage, span.start - storage.data_ptr(), (nbytes,), (1,))  # type: ignore[call-overload,no-any-return]
+    return line.set_(storage, span.start - storage.data_ptr(), (nbytes,), (1,))
 
 
 def _free_name(label: str, taken: set[str]) -> str:

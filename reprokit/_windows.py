@@ -168,7 +168,7 @@ def _rebuilt_tensor(node: Mapping[str, Any], placed: Mapping[str, Placed]) -> to
         tensor = line.as_strided(shape, strides, 0)
     else:
         tensor = torch.empty(0, dtype=dtype, device=block.memory.device)
-        tensor.set_(block.memory.untyped_storage(), start // dtype.itemsize, shape, strides)  # type: ignore[call-overload]
+        tensor.set_(block.memory.untyped_storage(), start // dtype.itemsize, shape, strides)
     tensor = torch._neg_view(tensor) if node.get("neg") else tensor
     return tensor.conj() if node.get("conj") else tensor
 
