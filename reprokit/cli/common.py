@@ -28,12 +28,12 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Attempts at the same time
 Base = Annotated[str | None, typer.Option("--base-image", help="Image that the replay image is built on.")]
 Wheels = Annotated[Path | None, typer.Option("--wheelhouse", help="A folder of wheels, instead of this machine's pip.")]
 
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)  # a path is one word, and logs are read by programs
 
 
 def out() -> Console:
     """For what the verb says; made when it is used, since tests replace stdout."""
-    return Console(file=sys.stdout, highlight=False)
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
 
 def emit(data: Mapping[str, Any]) -> None:
@@ -106,4 +106,4 @@ def print_reduction(found: Reduction) -> None:
     ]:
         console.print(line, markup=False)
     console.print(f"  {found.calls} evaluations, {found.step_equivalents:.1f} whole steps, isolation {found.isolation}")
-    console.print(f"next: reprokit replay {found.path}", markup=False, soft_wrap=True)
+    console.print(f"next: reprokit replay {found.path}", markup=False)

@@ -64,4 +64,4 @@ def _print(made: demonstration.Demo) -> None:
     console.print(
         f"bundle  {made.bundle['path']}  {made.bundle['bytes'] / 1e6:.1f} MB, verified", markup=False, soft_wrap=True
     )
-    console.print(f"run it  {made.bundle['run']}", markup=False, soft_wrap=True)
+    console.print(f"run it  {made.bundle['run']}", markup=False)

@@ -20,5 +20,5 @@ def show(incident: common.Incident, as_json: common.Json = False) -> int:
     if as_json:
         common.emit({**found.manifest.to_json(), "path": str(found.path)})
     else:
-        common.out().print(incident_panel(found, path=Path(incident)))
+        common.out().print(incident_panel(found, path=Path(incident)), soft_wrap=False)
     return 0

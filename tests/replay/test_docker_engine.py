@@ -56,7 +56,8 @@ def evaluate(engine: Callable[..., Docker], incident: Path) -> Evaluate:
 
 
 def containers(engine: Docker) -> list[str]:
-    listed = daemon.connect().containers.list(all=True, filters={"label": f"{LABEL}.run={engine.run}"})
+    mine = {"label": f"{LABEL}.run={engine.run}"}
+    listed = daemon.connect().containers.list(all=True, filters=mine, ignore_removed=True)
     return [container.id for container in listed]
 
 
