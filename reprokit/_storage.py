@@ -6,28 +6,27 @@ bit: vectorised kernels start where memory is aligned, so the same numbers at an
 another order. Hence the unit here is the block: the union of spans that overlap in memory, with its address modulo 64.
 Windows on disjoint parts of one storage are blocks of their own, so a slice of a large buffer does not bring it along.
 
-Blocks live in a safetensors file, written from where they lie and read straight into their place: one copy each way.
-The reader trusts nothing in the header and is told by its caller what must be there.
+Blocks live in a safetensors file, written from where they lie and copied from the mapped file straight into their
+place: one copy each way. The library judges the header; our caller says what must be there. The writer is ours because
+the library wants all tensors in host memory at once, while this one brings them there from their device one by one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from reprokit.errors import BadInput
 
 ALIGN = 64  # bytes: a cache line, the widest vector register, and what torch's CPU allocator aligns to
-HEADER_LIMIT = 100_000_000  # bytes: the format's own limit; a longer one is an attack on the parser
 
 ITEMSIZE = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -203,49 +202,34 @@ def write(blocks: Iterable[Block], path: Path) -> None:
 def read(path: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Placed]:
     """Every block that `specs` names, each in memory of its own, on its device or on the CPU where that is missing."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, HEADER_LIMIT):
-                raise ValueError("truncated")
-            ranges = _ranges(json.loads(file.read(length)), specs, size - 8 - length)
-            placed = {}
-            for name, nbytes in ranges:
-                spec = specs[name]
-                on_cpu = place(nbytes, spec["address"], torch.device("cpu"))
-                if file.readinto(on_cpu.bytes.numpy().data) != nbytes:
-                    raise ValueError("truncated")
-                placed[name] = _moved(on_cpu, spec)
-            return placed
+        str(path).encode()  # the library refuses other names
+        with safe_open(path, framework="pt") as file:
+            if set(file.keys()) != specs.keys():
+                raise ValueError("other names")
+            return {name: _moved(_block_in(file, name, spec), spec) for name, spec in specs.items()}
     except FileNotFoundError as error:
         raise BadInput(f"{path}: missing; fetch or capture the incident again") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = "truncated" if str(error) == "truncated" else "not the tensors that its .json names"
-        raise BadInput(f"{path}: {reason}; fetch or capture the incident again") from error
+    except SafetensorError as error:
+        raise BadInput(f"{path}: truncated or altered; fetch or capture the incident again") from error
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{str(path)!a}: a name that is not UTF-8; move the incident to another folder") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path}: not the tensors that its .json names; fetch or capture the incident again"
+        ) from error
 
 
-def _ranges(header: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]], size: int) -> list[tuple[str, int]]:
-    """Names and sizes in the order of the file, once the header is known to be true: these, no gap, no overlap."""
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if entries.keys() != specs.keys():
-        raise ValueError("other names")
-    ranges, cursor = [], 0
-    for name, entry in sorted(entries.items(), key=lambda item: tuple(item[1]["data_offsets"])):
-        spec, (begin, end) = specs[name], entry["data_offsets"]
-        shape = spec["shape"]
-        if not all(type(number) is int and number >= 0 for number in (begin, end, spec["address"], *shape)):
-            raise ValueError("not a size")
-        if (entry["dtype"], entry["shape"]) != (spec["dtype"], shape) or spec["address"] >= ALIGN:
-            raise ValueError("another dtype, shape or address")
-        if begin != cursor or end - begin != prod(shape) * ITEMSIZE[spec["dtype"]]:
-            raise ValueError("a gap or an overlap")
-        ranges.append((name, end - begin))
-        cursor = end
-    if cursor > size:
-        raise ValueError("truncated")
-    if cursor < size:
-        raise ValueError("bytes that no tensor has")
-    return ranges
+def _block_in(file: safe_open, name: str, spec: Mapping[str, Any]) -> Placed:
+    """One block, copied out of the mapped file. Headers agree with specs to the letter, or somebody lies."""
+    header = file.get_slice(name)
+    if (header.get_dtype(), header.get_shape()) != (spec["dtype"], spec["shape"]) or spec["dtype"] not in ITEMSIZE:
+        raise ValueError("another dtype or shape")
+    if type(spec["address"]) is not int or not 0 <= spec["address"] < ALIGN:
+        raise ValueError("no address modulo the alignment")
+    mapped = file.get_tensor(name).reshape(-1).view(torch.uint8)
+    placed = place(mapped.numel(), spec["address"], torch.device("cpu"))
+    placed.bytes.copy_(mapped)
+    return placed
 
 
 def _moved(placed: Placed, spec: Mapping[str, Any]) -> Placed:

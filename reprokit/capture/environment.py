@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -64,9 +64,9 @@ def describe() -> dict[str, Any]:
     }
 
 
-def requirements() -> str:
-    """requirements.txt: what this process has in use, pinned."""
-    return packages.requirements()
+def requirements(archived: Collection[str] = ()) -> str:
+    """requirements.txt: what this process has in use, pinned; but for distributions whose code is in the incident."""
+    return packages.requirements(archived=archived)
 
 
 def command(root: Path) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Listing:
     left_out: list[str] = field(default_factory=list)  # "path: reason"
     links: list[tuple[str, str, bool]] = field(default_factory=list)  # to folders: where, what, tracked
     folders: dict[str, str | None] = field(default_factory=dict)  # looked at -> why nothing in it is taken
+    looked_at: int = 0  # entries of a walk
 
     def add(self, name: str, *, tracked: bool) -> bool:
         """Take one file, or say why not; whether it is there and meant to be seen."""
@@ -166,8 +167,7 @@ class Listing:
 
 def take(root: Path, exclude: Iterable[Path]) -> Listing:
     """The files of a root (resolved), by git if it is in a repository. What git or a folder refuses is left out."""
-    inside = [folder.relative_to(root).as_posix() for folder in map(Path.resolve, exclude) if root in folder.parents]
-    listing = Listing(root=root, exclude=inside)
+    listing = _empty(root, exclude)
     try:
         repository = Repository.find(root)
         if repository is not None and not is_too_much(repository.top) and repository.holds(root):
@@ -178,7 +178,15 @@ def take(root: Path, exclude: Iterable[Path]) -> Listing:
         listing.left_out.append(f"commit and patch.diff: {error}")
         listing.files.clear()
     if listing.repository is None:
-        _from_walk(listing)
+        _from_walk(listing, LOOKED_AT)
+    listing.expand()
+    return listing
+
+
+def walk(root: Path, exclude: Iterable[Path], most: int) -> Listing:
+    """The files below a folder (resolved), whatever git thinks of them; of at most so many entries."""
+    listing = _empty(root, exclude)
+    _from_walk(listing, most)
     listing.expand()
     return listing
 
@@ -187,6 +195,11 @@ def is_too_much(folder: Path) -> bool:
     """Whether a folder holds more than anybody's code: only files directly in it are ever archived."""
     everything = (Path(folder.anchor), Path.home().resolve(), Path(tempfile.gettempdir()).resolve())
     return folder in everything or folder.name in ("site-packages", "dist-packages")
+
+
+def _empty(root: Path, exclude: Iterable[Path]) -> Listing:
+    inside = [folder.relative_to(root).as_posix() for folder in map(Path.resolve, exclude) if root in folder.parents]
+    return Listing(root=root, exclude=inside)
 
 
 def _from_git(listing: Listing, repository: Repository, outer: bool = True) -> None:
@@ -232,16 +245,16 @@ def _from_inner(listing: Listing, name: str, recorded: str | None) -> None:
         listing.left_out.append(f"{shown(name)}: {error}")
 
 
-def _from_walk(listing: Listing) -> None:
+def _from_walk(listing: Listing, most: int) -> None:
     shallow = is_too_much(listing.root)
     if shallow:
         listing.left_out.append(f".: only code directly in {listing.root.name or '/'} is taken, not all that is below")
-    looked_at, folders = 0, [""]
+    folders = [""]
     while folders:
         for name, is_folder in _entries(listing, folders.pop()):
-            looked_at += 1
-            if looked_at > LOOKED_AT:
-                listing.left_out.append(f".: over {LOOKED_AT:,} files and folders, the rest was not looked at")
+            listing.looked_at += 1
+            if listing.looked_at > most:
+                listing.left_out.append(f".: over {most:,} files and folders, the rest was not looked at")
                 return
             if is_folder and not shallow and listing.closed(name) is None:
                 folders.append(name)

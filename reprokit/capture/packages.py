@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
@@ -63,25 +63,33 @@ def installed() -> Packages:
     return _installed(tuple(sys.path))
 
 
-def requirements(modules: Mapping[str, Any] | None = None) -> str:
-    """requirements.txt: exact pins for what these modules (by default, those of this process) come from."""
+def requirements(modules: Mapping[str, Any] | None = None, archived: Collection[str] = ()) -> str:
+    """requirements.txt: exact pins for what these modules (by default, those of this process) come from.
+
+    archived: distributions whose code is in the incident.
+    """
     known = installed()
     used = in_use(known, sys.modules.copy() if modules is None else modules)
     wanted = (set(ALWAYS) & known.keys()) | (used - set(TOOLS))
     names = _closure(wanted - set(NEVER), known) - set(NEVER)
-    return "".join(line + "\n" for name in sorted(names) for line in _lines(known[name]))
+    return "".join(line + "\n" for name in sorted(names) for line in _lines(known[name], archived))
 
 
 def in_use(known: Packages, modules: Mapping[str, Any]) -> set[str]:
-    """Distributions that own a module of this process: by the file, since many may share a namespace package."""
+    """Distributions that own a module of this process."""
+    return set(owners(known, modules).values())
+
+
+def owners(known: Packages, modules: Mapping[str, Any]) -> dict[str, str]:
+    """Modules to distributions: by the file, since many may share a namespace package."""
     editable = {str(package.folder): name for name, package in known.items() if package.editable and package.folder}
     places = editable | _owners(tuple(sys.path))
-    found: set[str] = set()
-    for module in modules.values():
+    found: dict[str, str] = {}
+    for name, module in modules.items():
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
-            owners = (places.get(place) for place in (file, *map(str, Path(file).parents)))
-            found.update(name for name in [next(filter(None, owners), None)] if name)
+            above = (places.get(place) for place in (file, *map(str, Path(file).parents)))
+            found |= {name: owner for owner in [next(filter(None, above), None)] if owner}
     return found
 
 
@@ -109,9 +117,11 @@ def _requires(package: Package, extras: frozenset[str]) -> Iterator[Requirement]
             yield requirement
 
 
-def _lines(package: Package) -> list[str]:
+def _lines(package: Package, archived: Collection[str]) -> list[str]:
     """One pin, with a comment where an index may not have it."""
     pin = f"{package.name}=={package.version}"
+    if package.name in archived:
+        return [f"# {pin}: in the incident, below source/packages"]
     origin = package.origin or {}
     address = origin.get("url", "")
     if package.folder is not None:  # of the source in the incident, if it was below its root

@@ -56,7 +56,7 @@ def write(
         draft.write_json("command.json", environment.command(root))
         draft.write_json("environment.json", environment.describe())
         draft.write_json("flags.json", start.flags)
-        draft.write_text("requirements.txt", environment.requirements())
+        draft.write_text("requirements.txt", environment.requirements(record.distributions))
         draft.write_tree("state", "state", start.state)
         draft.write_tree("ranks/00", "batch", start.batch)
         if start.donor is not None:

@@ -71,7 +71,7 @@ def axes(lengths: Mapping[str, int], reduction: Mapping[str, Any] | None) -> lis
             "name": axis,
             "size": str(one.get("size", "")),
             "kept": indices(one.get("kept")),
-            "guilty": indices(one.get("guilty")),
+            "guilty": (indices(one.get("guilty")) or "none alone") + (" together" if one.get("together") else ""),
         }
         for axis, one in known.items()
         if isinstance(one, Mapping)
