@@ -209,20 +209,20 @@ def read(path: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Placed
             return {name: _moved(_block_in(file, name, spec), spec) for name, spec in specs.items()}
     except FileNotFoundError as error:
         raise BadInput(f"{path}: missing; fetch or capture the incident again") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read; fetch or capture the incident again") from error
     except SafetensorError as error:
         raise BadInput(f"{path}: truncated or altered; fetch or capture the incident again") from error
     except UnicodeEncodeError as error:
         raise BadInput(f"{str(path)!a}: a name that is not UTF-8; move the incident to another folder") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(
-            f"{path}: not the tensors that its .json names; fetch or capture the incident again"
-        ) from error
+        raise BadInput(f"{path}: not the tensors that its .json names; fetch or capture the incident again") from error
 
 
-def _block_in(file: safe_open, name: str, spec: Mapping[str, Any]) -> Placed:
+def _block_in(file: Any, name: str, spec: Mapping[str, Any]) -> Placed:
     """One block, copied out of the mapped file. Headers agree with specs to the letter, or somebody lies."""
     header = file.get_slice(name)
-    if (header.get_dtype(), header.get_shape()) != (spec["dtype"], spec["shape"]) or spec["dtype"] not in ITEMSIZE:
+    if (header.get_dtype(), header.get_shape()) != (spec["dtype"], spec["shape"]):
         raise ValueError("another dtype or shape")
     if type(spec["address"]) is not int or not 0 <= spec["address"] < ALIGN:
         raise ValueError("no address modulo the alignment")

@@ -444,6 +444,14 @@ def test_missing_files_are_named(saved: pathlib.Path) -> None:
     assert "cannot be read" in refused(saved, "batch")
 
 
+def test_a_folder_that_the_library_cannot_open_is_refused(saved: pathlib.Path) -> None:
+    odd = saved.rename(saved.parent / "caf\udce9")
+    assert "not UTF-8; move" in refused(odd, "batch")
+    (saved / "batch.safetensors").mkdir(parents=True)
+    (saved / "batch.json").write_text((odd / "batch.json").read_text())
+    assert "batch.safetensors: cannot be read" in refused(saved, "batch")
+
+
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
 def test_truncated_tensors_are_refused(saved: pathlib.Path, keep: int) -> None:
     path = saved / "batch.safetensors"
