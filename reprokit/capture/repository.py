@@ -16,7 +16,6 @@ from pathlib import Path
 from reprokit.capture import redact
 
 TIMEOUT = 60  # seconds for one call of git: enough for a million files, while a dead network disk never answers
-NOT_RUN = 126, 127  # exit codes of `env`, where there is no git that runs
 GITLINK, LINK = "160000", "120000"  # modes of a submodule and of a symbolic link
 _SAFE = {
     "core.fsmonitor": "false",
@@ -148,29 +147,25 @@ def git(
 
     tolerant: an empty answer where git says no, which is how it answers some questions.
     """
-    ours = {**_QUIET, **(variables or {})}
-    foreign = [name for name in os.environ if name.startswith("GIT_") and name not in ours]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     settings = [word for key, value in (options or {}).items() for word in ("-c", f"{key}={value}")]
     try:
-        from reprokit.capture import _gitpython  # here: it takes a while, and a replay needs no git
-
-        process = _gitpython.start("-C", str(folder), *settings, *arguments, without=foreign, variables=ours)
-        answer, complaint = process.communicate(stdin, timeout=TIMEOUT)
-    except ImportError as error:
-        raise GitError(f"git cannot be run (GitPython is missing: {error})") from error
+        done = subprocess.run(
+            ["git", *settings, *arguments],
+            cwd=folder,
+            env={**inherited, **_QUIET, **(variables or {})},
+            input=stdin,
+            capture_output=True,
+            timeout=TIMEOUT,
+        )
     except OSError as error:
         raise GitError(f"git cannot be run ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
-        process.kill()
         raise GitError(f"git {arguments[0]} took over {TIMEOUT} seconds") from error
-    if not process.returncode:
-        return bytes(answer)
-    reason = complaint.decode("utf-8", "replace").strip().splitlines() or [f"exit code {process.returncode}"]
-    if process.returncode in NOT_RUN:
-        raise GitError(f"git cannot be run ({reason[-1]})")
-    if tolerant:
-        return b""
-    raise _Refused(f"git {arguments[0]}: {reason[-1]}")
+    if done.returncode and not tolerant:
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _Refused(f"git {arguments[0]}: {reason[-1] if reason else f'exit code {done.returncode}'}")
+    return b"" if done.returncode else done.stdout
 
 
 def joined(paths: Iterable[str]) -> bytes:
