@@ -126,6 +126,11 @@ class Incident:
         """The archived tree of the source."""
         return self.path / "source/tree"
 
+    @property
+    def packages(self) -> Path:
+        """What was imported from beside the source; absent where nothing was."""
+        return self.path / "source/packages"
+
     def config(self) -> Any:
         try:
             return yaml.safe_load(self._text("config.yaml"))  # in Python: libyaml refuses surrogates that were written

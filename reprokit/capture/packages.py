@@ -77,19 +77,19 @@ def requirements(modules: Mapping[str, Any] | None = None, archived: Collection[
 
 def in_use(known: Packages, modules: Mapping[str, Any]) -> set[str]:
     """Distributions that own a module of this process."""
-    return set(owners(known, modules).values())
+    files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
+    return set(owners(known, {name: file for name, file in files.items() if isinstance(file, str)}).values())
 
 
-def owners(known: Packages, modules: Mapping[str, Any]) -> dict[str, str]:
+def owners(known: Packages, files: Mapping[str, str]) -> dict[str, str]:
     """Modules to distributions: by the file, since many may share a namespace package."""
     editable = {str(package.folder): name for name, package in known.items() if package.editable and package.folder}
     places = editable | _owners(tuple(sys.path))
     found: dict[str, str] = {}
-    for name, module in modules.items():
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str):
-            above = (places.get(place) for place in (file, *map(str, Path(file).parents)))
-            found |= {name: owner for owner in [next(filter(None, above), None)] if owner}
+    for name, file in files.items():
+        above = (places.get(place) for place in (file, *map(str, Path(file).parents)))
+        if owner := next(filter(None, above), None):
+            found[name] = owner
     return found
 
 

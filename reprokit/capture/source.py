@@ -4,17 +4,19 @@ In `source/`, `git.json` says which commit this was and what was not taken; `pat
 working tree (`git checkout COMMIT && git apply patch.diff`); `tree/` is a copy that needs no repository: tracked files
 as they are, and untracked ones that are not ignored. Secrets are taken out of both in the same way. Links become what
 they lead to, since a copy has no outside. Whatever cannot be had is named with its reason, and never stops training.
+Code that was imported from beside the root is in `packages/`, and `packages.json` says where it came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import basename
 from pathlib import Path
 from typing import Any
 
-from reprokit.capture import patch, redact
+from reprokit.capture import patch, redact, siblings
 from reprokit.capture.listing import Caps, Found, Listing, is_too_much, seen_from, take
 from reprokit.capture.repository import GitError, Repository, shown
 from reprokit.incident import Draft
@@ -30,16 +32,29 @@ class SourceRecord:
     commit: str | None  # None outside a repository and before the first commit
     left_out: list[str]  # "path: reason"
     redacted: list[str]  # "source/tree/train.py:12: github token"
+    distributions: list[str]  # whose code is in `packages/`
 
 
-def archive(draft: Draft, root: Path, *, exclude: Sequence[Path] = (), caps: Caps | None = None) -> SourceRecord:
-    """Write `source/` of an incident. exclude: folders of the recorder's own, which may lie below the root."""
+def archive(
+    draft: Draft,
+    root: Path,
+    *,
+    exclude: Sequence[Path] = (),
+    caps: Caps | None = None,
+    modules: Mapping[str, Any] | None = None,
+) -> SourceRecord:
+    """Write `source/` of an incident.
+
+    exclude: folders of the recorder's own, which may lie below the root. caps: of the tree, and again of the packages
+    beside it. modules: what was imported, by default all that this process has.
+    """
     caps = caps or Caps()
-    listing = take(root.resolve(), [*exclude, draft.path])
+    exclude = [*exclude, draft.path]
+    listing = take(root.resolve(), exclude)
     kept, refused = listing.choose(caps)
     commit, found, origin = _origin(listing, refused, caps)
     draft.file("source/patch.diff").write_bytes(found.diff)
-    files, taken, redacted = _copy(draft, kept, listing)
+    files, taken, redacted = _copy(draft, kept, listing, "source/tree")
     left_out = [*listing.left_out, *found.left_out]
     redacted += found.redacted
     draft.write_json(
@@ -57,8 +72,15 @@ def archive(draft: Draft, root: Path, *, exclude: Sequence[Path] = (), caps: Cap
             "bytes": taken,
         },
     )
-    left_out, redacted = _shortened(left_out, NAMED_IN_MANIFEST), _shortened(redacted, NAMED)
-    return SourceRecord(commit=commit, left_out=left_out, redacted=redacted)
+    beside = siblings.take(root.resolve(), exclude, caps, sys.modules.copy() if modules is None else modules)
+    redacted += _write_packages(draft, beside)
+    left_out = _shortened([*beside.listing.left_out, *left_out], NAMED_IN_MANIFEST)
+    return SourceRecord(
+        commit=commit,
+        left_out=left_out,
+        redacted=_shortened(redacted, NAMED),
+        distributions=beside.distributions,
+    )
 
 
 def find_root(file: Path) -> Path:
@@ -127,12 +149,30 @@ def _filters(repository: Repository, untracked: list[str], left_out: list[str]) 
     return {name: _shortened(paths, NAMED) for name, paths in found.items()}
 
 
-def _copy(draft: Draft, kept: Sequence[Found], listing: Listing) -> tuple[int, int, list[str]]:
-    """Write `tree/`; files and bytes written, and where something was redacted."""
+def _write_packages(draft: Draft, beside: siblings.Siblings) -> list[str]:
+    """Write `packages/`; where something was redacted. Nothing at all where nothing was imported from beside."""
+    if not beside.packages and not beside.listing.left_out:
+        return []
+    files, taken, redacted = _copy(draft, beside.kept, beside.listing, "source")
+    draft.write_json(
+        "source/packages.json",
+        {
+            "packages": beside.packages,
+            "left_out": _shortened(beside.listing.left_out, NAMED),
+            "redacted": _shortened(redacted, NAMED),
+            "files": files,
+            "bytes": taken,
+        },
+    )
+    return redacted
+
+
+def _copy(draft: Draft, kept: Sequence[Found], listing: Listing, into: str) -> tuple[int, int, list[str]]:
+    """Write the files; how many and how many bytes, and where something was redacted."""
     count = size = 0
     redacted: list[str] = []
     for found in kept:
-        name = f"source/tree/{shown(found.path)}"
+        name = f"{into}/{shown(found.path)}"
         if shown(found.path) != found.path or "\\" in found.path:
             listing.left_out.append(f"{shown(found.path)}: a name that other systems cannot have")
             continue

@@ -54,6 +54,7 @@ class Session:
         self._match = match
         self._scratch = Path(tempfile.mkdtemp(prefix="reprokit-"))
         self._root = self._scratch / "source"
+        self._packages = self._scratch / "packages"  # of no root: at capture, too, they were outside
         self._built: tuple[Any, Harness] | None = None  # for which config
         self._batch = tree.pack(incident.batch())
         donor = incident.donor()
@@ -155,16 +156,21 @@ class Session:
             return self._built[1]
         manifest, command = self.incident.manifest, self.incident.command()
         if not self._root.exists():
-            shutil.copytree(self.incident.source, self._root) if self.incident.source.is_dir() else self._root.mkdir()
+            self._unpack()
             if self._own_process and (folder := self._root / command.get("cwd", ".")).is_dir():
                 os.chdir(folder)
         flags.put(self._flags)
         rng.seed(self._rng["initial_seeds"]["torch"])
         with replaying():
-            build = load_entrypoint(manifest.entrypoint, self._root, command.get("path"))
+            build = load_entrypoint(manifest.entrypoint, self._root, command.get("path"), self._packages)
             harness = build_harness(build, manifest.entrypoint, copy.deepcopy(config))
         self._built = (config, harness)
         return harness
+
+    def _unpack(self) -> None:
+        shutil.copytree(self.incident.source, self._root) if self.incident.source.is_dir() else self._root.mkdir()
+        if self.incident.packages.is_dir():
+            shutil.copytree(self.incident.packages, self._packages)
 
     def _installed_roots(self) -> list[Path]:
         """An entrypoint inside an installed package has its source there."""

@@ -2,13 +2,16 @@
 
 A script that trains under no guard would train while it is loaded. Constructing a Recorder is the sign of that: it
 calls `stop_if_loading`, which leaves the script at that point, and `build` is taken from what the module holds by then.
+Packages that were archived with the script are imported from there, whatever lives on this machine under their names.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -30,15 +33,20 @@ def stop_if_loading() -> None:
         raise _Stop
 
 
-def load_entrypoint(entrypoint: str, root: Path, paths: list[str] | None = None) -> Callable[[Any], Harness]:
+def load_entrypoint(
+    entrypoint: str, root: Path, paths: list[str] | None = None, packages: Path | None = None
+) -> Callable[[Any], Harness]:
     """The build function named by "package.module:build" or "train.py:build", the script relative to `root`.
 
-    paths: entries for `sys.path`, relative to `root`. Raises BadInput where it does not import or is no function.
+    paths: entries for `sys.path`, relative to `root`. packages: a folder of packages that win over all others of their
+    names. Raises BadInput where it does not import or is no function.
     """
     where, _, name = entrypoint.partition(":")
     if not name or "<" in name:
         raise BadInput(f"{entrypoint}: no entrypoint; write package.module:function or script.py:function")
     script = (root / where) if where.endswith(".py") else None
+    if packages is not None and packages.is_dir():
+        _prefer(str(packages.resolve()))
     for path in reversed([*(paths or []), *([str(Path(where).parent)] if script else ["."])]):
         entry = str((root / path).resolve())
         if entry not in sys.path:
@@ -62,6 +70,25 @@ def build_harness(build: Callable[[Any], Harness], entrypoint: str, config: Any)
     if not isinstance(harness, Harness):
         raise BadInput(f"{entrypoint}: build returned a {type(harness).__name__}; expected a reprokit.Harness")
     return harness
+
+
+def _prefer(folder: str) -> None:
+    """In `sys.path` too: for the parts of namespace packages, and for processes that user code spawns."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        sys.meta_path.insert(0, _Archived(folder))
+
+
+class _Archived(MetaPathFinder):
+    """Asked first: the finder of an editable install may stand before `sys.path`, and leads to what lives now."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        entries = [self._folder] if path is None else [entry for entry in path if entry.startswith(self._folder)]
+        spec = PathFinder.find_spec(name, entries, target)
+        return spec if spec is not None and spec.origin is not None else None  # a namespace has parts elsewhere
 
 
 def _import(entrypoint: str, where: str, script: Path | None) -> ModuleType:
