@@ -7,6 +7,7 @@ Packages that were archived with the script are imported from there, whatever li
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -86,7 +87,8 @@ class _Archived(MetaPathFinder):
         self._folder = folder
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        entries = [self._folder] if path is None else [entry for entry in path if entry.startswith(self._folder)]
+        inside = f"{self._folder}{os.sep}"
+        entries = [self._folder] if path is None else [entry for entry in path if str(entry).startswith(inside)]
         spec = PathFinder.find_spec(name, entries, target)
         return spec if spec is not None and spec.origin is not None else None  # a namespace has parts elsewhere
 

@@ -181,6 +181,21 @@ def test_what_is_a_sibling(tmp_path):
     assert result.about["packages"][2]["version"] == "0.3" and result.record.left_out == []
 
 
+def test_what_pip_installed_is_taken_if_it_came_from_a_folder(tmp_path, monkeypatch):
+    """As `pip install --target`: no folder's name says that these are installed."""
+    target = tmp_path / "target"
+    origins = {"local": f"file://{tmp_path}/checkout", "gone": "file:///nowhere", "indexed": ""}
+    (tmp_path / "checkout").mkdir()
+    for name, url in origins.items():
+        info = f"{name}-1.0.dist-info"
+        put(target, f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        put(target, f"{info}/RECORD", f"{name}/__init__.py,,\n")
+        put(target, f"{info}/direct_url.json", json.dumps({"url": url, "dir_info": {}}) if url else "null")
+    monkeypatch.syspath_prepend(target)
+    result = archived(tmp_path, [module(put(target, f"{name}/__init__.py", "")) for name in origins])
+    assert result.files == {"local/__init__.py"} and result.record.distributions == ["local"]
+
+
 def test_of_a_namespace_package_the_parts_that_were_imported(tmp_path):
     space = ModuleType("space")
     space.__path__ = [str(tmp_path / "a/space"), str(tmp_path / "b/space")]
