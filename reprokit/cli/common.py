@@ -28,7 +28,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Attempts at the same time
 Base = Annotated[str | None, typer.Option("--base-image", help="Image that the replay image is built on.")]
 Wheels = Annotated[Path | None, typer.Option("--wheelhouse", help="A folder of wheels, instead of this machine's pip.")]
 
-err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)  # a path is one word, and logs are read by programs
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)  # a path stays one word
 
 
 def out() -> Console:

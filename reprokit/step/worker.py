@@ -30,6 +30,7 @@ from reprokit.step.evaluate import Isolation, Session
 from reprokit.step.flags import DETERMINING
 from reprokit.step.outcome import Outcome, Status
 
+_PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # attempts share cores: threads that spin while they wait stall the others
 _TAIL = 4000  # characters of a dead worker's output that are kept: a traceback, not a log
 
 
@@ -41,7 +42,7 @@ def environment(
     own = {k: v for k, v in (os.environ if host is None else host).items() if not k.startswith(DETERMINING)}
     captured = {k: v for k, v in incident.environment().get("variables", {}).items() if k.startswith(DETERMINING)}
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
-    return own | captured | fixed | (dict(case.variant.env) if case else {})
+    return own | _PATIENT | captured | fixed | (dict(case.variant.env) if case else {})
 
 
 def child_environment(incident: Incident, case: Case | None = None) -> dict[str, str]:

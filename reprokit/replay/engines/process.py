@@ -25,7 +25,7 @@ class Process(Engine):
     def __init__(
         self, incident: Incident, *, jobs: int | None = None, timeout: float | None = None, match: str | None = None
     ) -> None:
-        self.capacity = jobs or max(1, (os.cpu_count() or 2) // 2)  # an attempt uses several threads of its own
+        self.capacity = jobs or os.cpu_count() or 1  # most of an attempt is one thread that imports
         self._incident = incident
         self._timeout = timeout
         self._match = match
