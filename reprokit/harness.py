@@ -107,6 +107,13 @@ def buffers(harness: Harness) -> dict[str, torch.Tensor]:
     return _named(harness, lambda module: module._buffers)
 
 
+def named_modules(harness: Harness) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, by the name that it has beneath wrappers: "encoder.blocks.0"."""
+    seen: set[int] = set()
+    for name, module in harness.modules.items():
+        yield from _walk(name, module, seen)
+
+
 def take_state(harness: Harness) -> State:
     """A copy of the state, as plain nested data; nothing in it shares memory with the harness."""
     params = parameters(harness)
@@ -115,7 +122,7 @@ def take_state(harness: Harness) -> State:
         "buffers": {name: _copied(b) for name, b in buffers(harness).items()},
         "gradients": {name: _copied(p.grad) for name, p in params.items() if p.grad is not None},
         "requires_grad": {name: p.requires_grad for name, p in params.items()},
-        "training": {name: module.training for name, module in _walk_all(harness)},
+        "training": {name: module.training for name, module in named_modules(harness)},
         "optimizers": {key: _take_optimizer(one, params) for key, one in harness.optimizers.items()},
         "scaler": _copied(harness.scaler.state_dict()) if harness.scaler else None,
         "extra": {key: _take_extra(holder) for key, holder in harness.extra_state.items()},
@@ -134,7 +141,7 @@ def put_state(harness: Harness, state: State) -> None:
         parameter.requires_grad_(state["requires_grad"][name])
         gradient = state["gradients"].get(name)
         parameter.grad = None if gradient is None else _copied(gradient.to(parameter.device))
-    for name, module in _walk_all(harness):
+    for name, module in named_modules(harness):
         module.training = state["training"].get(name, module.training)
     for key, optimizer in harness.optimizers.items():
         _put_optimizer(key, optimizer, state["optimizers"], params)
@@ -147,18 +154,12 @@ def put_state(harness: Harness, state: State) -> None:
 def _named(harness: Harness, of: Callable[[nn.Module], Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    for prefix, module in _walk_all(harness):
+    for prefix, module in named_modules(harness):
         for name, tensor in of(module).items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 found[f"{prefix}.{name}"] = tensor
     return found
-
-
-def _walk_all(harness: Harness) -> Iterator[tuple[str, nn.Module]]:
-    seen: set[int] = set()
-    for name, module in harness.modules.items():
-        yield from _walk(name, module, seen)
 
 
 def _walk(prefix: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:

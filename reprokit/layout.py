@@ -71,6 +71,10 @@ class Layout:
         """What the axis `key` runs over: the entries that healing can replace one by one."""
         return tuple(path for path, _ in _leaves(batch, self.entries) if path)
 
+    def leaves(self, batch: Any) -> dict[str, Any]:
+        """Tensors, lists and values of a batch by the path of their entry, listed or not."""
+        return dict(_leaves(batch, self.entries))
+
     def sizes(self, batch: Any) -> dict[str, int]:
         """Length of each axis, in order of first appearance. Refuses a batch that the layout does not fit."""
         found = dict(_leaves(batch, self.entries))

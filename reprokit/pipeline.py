@@ -23,9 +23,12 @@ from reprokit.replay.attempts import Replay
 from reprokit.replay.choose import open_engine
 from reprokit.replay.verdict import PRESETS, Verdict
 from reprokit.report import bundle as bundles
+from reprokit.report import standalone as scripts
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome
 from reprokit.step.worker import Worker
+from reprokit.triage.locate import Located
+from reprokit.triage.locate import locate as trace
 
 
 class Progress(Protocol):
@@ -114,11 +117,7 @@ def reduce(
 
     Raises NotReproduced where the incident, or in the end its smallest case, does not fail; nothing is written then.
     """
-    if subject.foreign and not options.trust:
-        raise BadInput(
-            f"{subject.incident.path.name}: a bundle holds somebody's code, and a reduction runs it on this "
-            "machine; add --trust if you trust whoever made it"
-        )
+    _trusted(subject, options, "a reduction")
     show = lambda step: progress.show(f"reduce {step.axis or step.phase}", step.calls, None, _sizes(step))
     with Worker(subject.incident, match=options.match) as worker:
         evaluate = lambda case, isolation: worker.evaluate(case, isolation, timeout=options.timeout)
@@ -131,6 +130,17 @@ def reduce(
         )
     found = replace(found, verified=verified.to_json())
     return replace(found, path=publish(subject.incident, found, out).path)
+
+
+def locate(subject: Subject, options: Options, *, standalone: Path | None = None) -> Located:
+    """The operation that makes the first bad value. standalone: a folder for a script of plain torch that runs it."""
+    _trusted(subject, options, "locating")
+    with Worker(subject.incident, match=options.match) as worker:
+        evaluate = lambda case: worker.evaluate(case, timeout=options.timeout)
+        found = trace(subject.incident, evaluate, worker.arguments)
+    if standalone is not None:
+        scripts.write(found, standalone)
+    return found
 
 
 def image_of(subject: Subject, options: Options, progress: Progress) -> str:
@@ -170,6 +180,14 @@ def verify(where: str | Path) -> Manifest:
     """The manifest of a bundle or an incident of which every byte is right. Raises BadInput."""
     path = Path(where)
     return Incident.open(path).manifest if path.is_dir() else bundles.verify(path)
+
+
+def _trusted(subject: Subject, options: Options, what: str) -> None:
+    if subject.foreign and not options.trust:
+        raise BadInput(
+            f"{subject.incident.path.name}: a bundle holds somebody's code, and {what} runs it on this machine; "
+            "add --trust if you trust whoever made it"
+        )
 
 
 def _engine(subject: Subject, options: Options, progress: Progress) -> Any:

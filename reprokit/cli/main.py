@@ -19,6 +19,7 @@ VERBS = {
     "show": "An incident on one screen.",
     "reduce": "The smallest case that still fails for the same reason.",
     "replay": "Run an incident N times in fresh containers or processes, and judge.",
+    "locate": "The operation that makes the first bad value.",
     "bundle": "One verified file with an incident and what a person needs to run and read it.",
     "verify": "Check a bundle or an incident: every byte against its hash.",
     "image": "Container images for replays.",

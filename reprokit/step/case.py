@@ -32,6 +32,7 @@ class Case:
     variant: Variant = field(default_factory=Variant)
     rng: Literal["captured"] | int = "captured"  # or a seed for all generators
     thorough: bool = True  # False: run only as far as the incident's signature needs
+    trace: bool = False  # look at every operation, to name the one that made the first bad value
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +48,7 @@ class Case:
             },
             "rng": self.rng,
             "thorough": self.thorough,
+            "trace": self.trace,
         }
 
     @classmethod
@@ -59,6 +61,7 @@ class Case:
             variant=Variant(**data["variant"]),
             rng=data["rng"],
             thorough=data["thorough"],
+            trace=data["trace"],
         )
 
 

@@ -16,7 +16,8 @@ import shutil
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -27,7 +28,7 @@ import torch
 from reprokit import failure, tree
 from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
-from reprokit.harness import Harness, put_state, replaying
+from reprokit.harness import Harness, buffers, parameters, put_state, replaying
 from reprokit.incident import Incident
 from reprokit.layout import Layout
 from reprokit.step import flags, rng
@@ -36,6 +37,7 @@ from reprokit.step.load import build_harness, load_entrypoint
 from reprokit.step.outcome import Outcome, Status
 from reprokit.step.probe import Probe
 from reprokit.step.run import run
+from reprokit.step.trace import Trace
 
 Isolation = Literal["restore", "rebuild", "process"]
 
@@ -56,6 +58,7 @@ class Session:
         self._root = self._scratch / "source"
         self._packages = self._scratch / "packages"  # of no root: at capture, too, they were outside
         self._built: tuple[Any, Harness] | None = None  # for which config
+        self.arguments: Mapping[str, Any] | None = None  # of the operation that the last traced case was led to
         self._batch = tree.pack(incident.batch())
         donor = incident.donor()
         self._donor = None if donor is None else tree.pack(donor)
@@ -91,7 +94,8 @@ class Session:
         flags.put(switches)
         rng.put(self._rng) if case.rng == "captured" else rng.seed(case.rng)
         detail, begun = "", perf_counter()
-        with flags.entered(switches), suppress(_Caught), Probe(harness) as probe:
+        trace = Trace(harness, self._named(harness, batch)) if case.trace else None
+        with flags.entered(switches), suppress(_Caught), Probe(harness) as probe, trace or nullcontext():
             try:
                 run(
                     harness,
@@ -118,7 +122,22 @@ class Session:
             host=platform.node(),
             device=torch.cuda.get_device_name() if harness.device.type == "cuda" else harness.device.type,
             detail=detail,
+            located=self._located(trace, probe) if trace else None,
         )
+
+    def _named(self, harness: Harness, batch: Any) -> dict[str, torch.Tensor]:
+        """What a step starts from, by the names that people know."""
+        entries = {f"batch entry {name}": value for name, value in self.layout.leaves(batch).items()}
+        entries |= {f"parameter {name}": value for name, value in parameters(harness).items()}
+        entries |= {f"buffer {name}": value for name, value in buffers(harness).items()}
+        return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+
+    def _located(self, trace: Trace, probe: Probe) -> dict[str, Any] | None:
+        """Where the first symptom has its bad values from; the operation's arguments are kept in `arguments`."""
+        suspect = probe.suspect()
+        origin = trace.raised if suspect is None else trace.origin(suspect)
+        self.arguments = origin.arguments if origin else None
+        return origin.to_json() if origin else None
 
     def _status(self, signature: Signature | None) -> Status:
         if signature is None:

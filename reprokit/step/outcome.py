@@ -34,6 +34,7 @@ class Outcome:
     host: str = ""
     device: str = ""
     detail: str = ""  # traceback, or why INVALID or INFRA
+    located: Mapping[str, Any] | None = None  # of a traced case: the operation that made the first bad value
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON: losses that are no numbers become the strings "nan", "inf" and "-inf"."""

@@ -38,6 +38,7 @@ class Probe:
         self._parameters = parameters(harness)
         self._terms: dict[str, torch.Tensor] = {}
         self._gradients: dict[str, tuple[torch.Tensor, int]] = {}  # with the version at which the optimizer saw it
+        self._worst: dict[Kind, torch.Tensor] = {}  # the first bad tensor of a kind
         self._looked = False  # at the gradients, before clipping
         self._stepped = False
         self._hook: Any = None
@@ -79,6 +80,15 @@ class Probe:
         evidence = {"type": type(error).__name__, "message": str(error)[:2000]}
         self._symptoms.append(Symptom(kind=self.signature.kind, where=self.signature.where, evidence=evidence))
 
+    def suspect(self) -> torch.Tensor | None:
+        """The tensor that shows the first symptom: a loss term, a gradient or a parameter with a bad value."""
+        for symptom in self.symptoms:
+            if symptom.kind is Kind.NONFINITE_LOSS:
+                return self._terms[symptom.where]
+            if symptom.kind in (Kind.NONFINITE_GRAD, Kind.NONFINITE_PARAM):
+                return self._worst[symptom.kind]
+        return None
+
     def fingerprint(self) -> dict[str, str]:
         """Hashes of what the step computed, per module: equal on two runs exactly if these were equal bit for bit."""
         found = {"losses": _hash(self._terms)} if self._terms else {}
@@ -108,6 +118,7 @@ class Probe:
             return
         bad = {name: count_bad(tensor) for name, tensor in tensors.items() if not all_finite([tensor])}
         first = dict(list(bad.items())[:_EVIDENCE])
+        self._worst[kind] = tensors[next(iter(first))]
         self._symptoms.append(Symptom(kind=kind, where=where, evidence={"tensors": len(bad), "first": first}))
 
 

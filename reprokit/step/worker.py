@@ -22,6 +22,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import IO, Any
 
+from reprokit import tree
 from reprokit.errors import ReprokitError
 from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident
@@ -31,6 +32,7 @@ from reprokit.step.flags import DETERMINING
 from reprokit.step.outcome import Outcome, Status
 
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # attempts share cores: threads that spin while they wait stall the others
+ARGUMENTS = "arguments"  # the tree beside a traced outcome: args and kwargs of the operation that it names
 _TAIL = 4000  # characters of a dead worker's output that are kept: a traceback, not a log
 
 
@@ -81,6 +83,7 @@ class Worker:
         process = self._process or self._start(wanted)
         out = Path(self._scratch.name) / "outcome.json"
         out.unlink(missing_ok=True)
+        (out.parent / f"{ARGUMENTS}.json").unlink(missing_ok=True)
         case = replace(case, incident=case.incident.resolve())  # the process works in a folder of its own
         answered = self._ask(process, {"case": case.to_json(), "out": str(out), "isolation": isolation}, timeout)
         if out.exists():
@@ -92,6 +95,11 @@ class Worker:
         if not out.exists() or isolation == "process":
             self._stop()
         return replace(outcome, total_seconds=perf_counter() - started)
+
+    def arguments(self) -> Any:
+        """Of the operation that the last traced case was led to; None where there is none, or it was too large."""
+        folder = Path(self._scratch.name)
+        return tree.load(folder, ARGUMENTS) if (folder / f"{ARGUMENTS}.json").exists() else None
 
     def close(self) -> None:
         """End the process and remove its files."""
@@ -210,6 +218,8 @@ def _serve_one(sessions: _Sessions, request: dict[str, Any]) -> None:
     except ReprokitError as error:
         outcome = Outcome(status=Status.INFRA, detail=str(error))
     out = Path(request["out"])
+    if case.trace and (arguments := sessions.of(case.incident).arguments) is not None:
+        tree.save(arguments, out.parent, ARGUMENTS, on_unstorable=lambda entry, value: None)
     beside = out.with_suffix(".part")
     beside.write_text(json.dumps(outcome.to_json(), allow_nan=False))
     beside.replace(out)

@@ -1,0 +1,262 @@
+"""Follow non-finite values through a step, operation by operation, to the one that made them.
+
+Every operation that torch dispatches is looked at: forward, backward and optimizer. A value is *produced* bad where it
+comes out of an operation whose inputs and numbers are all finite, or where a NaN comes out of one that got no NaN; all
+else that is bad was passed on, and keeps the origin of what it came from. An infinity that was asked for by name, as in
+`masked_fill(mask, -inf)`, is no fault: it has no origin until something makes a NaN of it. The question is then asked
+from the end: where does the loss, the gradient or the parameter that failed have its bad values from? What went bad and
+did not reach them is never blamed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from reprokit.harness import Harness, named_modules
+
+KEPT = 1 << 28  # bytes of an operation's arguments that are copied for a script; past it they are only described
+FRAMES = 12  # of the user's code around an operation: the call and what led to it
+
+_BLANK = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_")  # memory as it was left
+_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_")
+_HERE = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One that produced bad values."""
+
+    op: str | None  # "aten.div.Tensor"; None: the value was bad when the step began
+    module: str  # path of the innermost module that called it: "encoder.blocks.0.attention"
+    phase: str  # forward, backward, optimizer
+    producer: (
+        str  # the operation; in a backward pass the autograd function, "SqrtBackward0"; else the name of the input
+    )
+    inputs: tuple[Mapping[str, Any], ...]
+    outputs: tuple[Mapping[str, Any], ...]
+    stack: tuple[str, ...]  # of the user's code, innermost last; in a backward pass: of the forward operation
+    arguments: Mapping[str, Any] | None = field(repr=False)  # copies of args and kwargs; None where they are too large
+
+    def to_json(self) -> dict[str, Any]:
+        index = next((one["first"] for one in (*self.outputs, *self.inputs) if one["nan"] or one["inf"]), None)
+        return {
+            "op": self.op,
+            "module": self.module,
+            "phase": self.phase,
+            "producer": self.producer,
+            "inputs": [dict(one) for one in self.inputs],
+            "outputs": [dict(one) for one in self.outputs],
+            "index": index,
+            "stack": list(self.stack),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    origin: Operation | None  # None: asked for by name
+    nan: bool
+
+
+class Trace(TorchDispatchMode):
+    """A context around one step; `origin(tensor)` answers afterwards. Costs a few times the step."""
+
+    def __init__(self, harness: Harness, inputs: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {id(module): name for name, module in named_modules(harness)}
+        self._inside: list[str] = []  # names of the modules that are running
+        self._optimizing = False
+        self._bad: dict[int, tuple[StorageWeakRef, _Bad]] = {}
+        self._forward: dict[int, tuple[str, tuple[str, ...]]] = {}  # autograd's sequence number -> module, stack
+        self._hooks: list[Any] = []
+        self.raised: Operation | None = None  # the last operation that raised, if one did
+        for name, tensor in inputs.items():
+            found = describe(tensor)
+            if found["nan"] or found["inf"]:
+                self._remember(tensor, _Bad(_given(name, found), found["nan"] > 0))
+
+    def __enter__(self) -> Trace:
+        entered = lambda module, _: self._inside.append(self._names.get(id(module), ""))
+        self._hooks = [
+            register_module_forward_pre_hook(entered),
+            register_module_forward_hook(self._left, always_call=True),
+            register_optimizer_step_pre_hook(lambda *_: self._switch(True)),
+            register_optimizer_step_post_hook(lambda *_: self._switch(False)),
+        ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        inputs = _read(func, name, args, kwargs)
+        before = [(one, describe(one)) for one in inputs]
+        arguments = _copies(args, kwargs) if _writes(func) else None  # before they are written to
+        module, stack = self._place()
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            self.raised = self._operation(func, module, stack, before, (), arguments or _copies(args, kwargs))
+            raise
+        for output in _tensors(result):
+            if name in _BLANK or not _holds_numbers(output):
+                continue
+            found = describe(output)
+            if found["nan"] or found["inf"]:
+                asked = any(isinstance(v, float) and not isfinite(v) for v in tree_leaves((args, kwargs)))
+                given = arguments or _copies(args, kwargs)
+                operation = lambda given=given: self._operation(func, module, stack, before, result, given)
+                self._remember(output, self._judge(found["nan"] > 0, before, asked, operation))
+        return result
+
+    def origin(self, tensor: torch.Tensor) -> Operation | None:
+        """What made the bad values of a tensor; None where it was not seen, or nothing is to blame."""
+        known = self._recall(tensor)
+        return known.origin if known else None
+
+    def _judge(
+        self,
+        nan: bool,
+        before: Iterable[tuple[torch.Tensor, Mapping[str, Any]]],
+        asked: bool,
+        operation: Callable[[], Operation],
+    ) -> _Bad:
+        bad = [
+            self._recall(one) or _Bad(None, found["nan"] > 0) for one, found in before if found["nan"] or found["inf"]
+        ]
+        bad.sort(key=lambda one: (one.origin is None, not one.nan))  # blame before excuse, NaN before infinity
+        if bad and bad[0].origin is not None:
+            return _Bad(bad[0].origin, nan)
+        passed_on = any(one.nan for one in bad) if nan else bool(bad) or asked
+        return _Bad(None if passed_on else operation(), nan)
+
+    def _operation(
+        self, func: Any, module: str, stack: tuple[str, ...], before: Any, result: Any, arguments: Any
+    ) -> Operation:
+        node = torch._C._current_autograd_node()
+        return Operation(
+            op=str(func),
+            module=module,
+            phase="optimizer" if self._optimizing else "backward" if node is not None else "forward",
+            producer=node.name() if node is not None else str(func),
+            inputs=tuple(found for _, found in before),
+            outputs=tuple(describe(output) for output in _tensors(result)),
+            stack=stack,
+            arguments=arguments,
+        )
+
+    def _place(self) -> tuple[str, tuple[str, ...]]:
+        """Module and stack; in a backward pass those of the forward operation that it belongs to."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._forward.get(node._sequence_nr(), ("", ()))
+        place = (self._inside[-1] if self._inside else "", _stack())
+        self._forward[torch.autograd._get_sequence_nr() - 1] = place
+        return place
+
+    def _left(self, *_: Any) -> None:
+        self._inside.pop()
+
+    def _switch(self, optimizing: bool) -> None:
+        self._optimizing = optimizing
+
+    def _remember(self, tensor: torch.Tensor, bad: _Bad) -> None:
+        reference = StorageWeakRef(tensor.untyped_storage())
+        self._bad[reference.cdata] = (reference, bad)
+
+    def _recall(self, tensor: torch.Tensor) -> _Bad | None:
+        if not _holds_numbers(tensor):
+            return None
+        reference, bad = self._bad.get(tensor.untyped_storage()._cdata, (None, None))
+        return None if reference is None or reference.expired() else bad
+
+
+def _given(name: str, found: Mapping[str, Any]) -> Operation:
+    """What was bad before anything ran."""
+    return Operation(op=None, module="", phase="", producer=name, inputs=(found,), outputs=(), stack=(), arguments=None)
+
+
+def describe(tensor: torch.Tensor) -> dict[str, Any]:
+    """Shape, dtype, finite range, how many values are NaN and infinite, and where the first of them is."""
+    plain = tensor.detach()
+    known: dict[str, Any] = {"shape": list(plain.shape), "dtype": str(plain.dtype).removeprefix("torch.")}
+    known |= {"min": None, "max": None, "nan": 0, "inf": 0, "first": None}
+    if not _holds_numbers(plain) or not plain.numel() or plain.dtype is torch.bool:
+        return known
+    if not plain.is_floating_point():
+        return known if plain.is_complex() else known | {"min": int(plain.min()), "max": int(plain.max())}
+    values = plain.float() if plain.itemsize < 4 else plain
+    finite = values.isfinite()
+    good = values[finite]
+    if good.numel():
+        known |= {"min": float(good.min()), "max": float(good.max())}
+    if good.numel() < values.numel():
+        first = [int(i) for i in (~finite).nonzero()[0]]
+        known |= {"nan": int(values.isnan().sum()), "inf": int(values.isinf().sum()), "first": first}
+    return known
+
+
+def _read(func: Any, name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Tensors whose values an operation reads: not those that it only writes."""
+    written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+    only_written = {one for one in written if one.startswith("out")}
+    if name in _OVERWRITES:
+        only_written |= written
+    given = {one.name: value for one, value in zip(func._schema.arguments, args)} | dict(kwargs)
+    return _tensors([value for name, value in given.items() if name not in only_written])
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def _holds_numbers(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+
+
+def _writes(func: Any) -> bool:
+    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+
+
+def _copies(args: Any, kwargs: Any) -> Mapping[str, Any] | None:
+    size = sum(one.numel() * one.itemsize for one in _tensors((args, kwargs)))
+    if size > KEPT:
+        return None
+    copied = lambda tensor: tensor.detach().clone()
+    return {
+        "args": tree_map_only(torch.Tensor, copied, list(args)),
+        "kwargs": tree_map_only(torch.Tensor, copied, kwargs),
+    }
+
+
+def _stack() -> tuple[str, ...]:
+    """Frames outside torch and reprokit, innermost last."""
+    frames: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < FRAMES:
+        file = frame.f_code.co_filename
+        own = not file.startswith((_TORCH, "<")) and (not file.startswith(_HERE) or "/video/" in file)
+        if own:
+            frames.append(f"{file}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back
+    return tuple(reversed(frames))
