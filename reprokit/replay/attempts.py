@@ -157,7 +157,7 @@ def run(
             future.cancel()  # those that run are the engine's to end
     if _spoiled(attempts) == len(attempts):
         why = _one_line(attempts[0].outcome.detail)
-        if all(attempt.outcome.status is Status.INVALID for attempt in attempts):
+        if _all_invalid(attempts):
             raise BadInput(f"{case.incident}: cannot be rebuilt here: {why}")
         raise Infrastructure(f"engine {engine.name}: none of {len(attempts)} attempts could run; the first: {why}")
     return Replay(engine=engine.name, asked=n, min_rate=min_rate, stopped=stopped, attempts=tuple(attempts))
@@ -169,11 +169,17 @@ def _stopped(attempts: list[Attempt], n: int, cap: int, estimate: bool) -> Stopp
         return "asked"
     if not estimate and len({status is Status.FAIL for status in statuses}) == 2:
         return "flaky"
+    if len(attempts) >= _LEAST_CAP and _all_invalid(attempts):
+        return "infrastructure"  # what no process can build is not tried again and again
     return "infrastructure" if _spoiled(attempts) >= cap else None
 
 
 def _spoiled(attempts: list[Attempt]) -> int:
     return sum(attempt.outcome.status in _SPOILED for attempt in attempts)
+
+
+def _all_invalid(attempts: list[Attempt]) -> bool:
+    return all(attempt.outcome.status is Status.INVALID for attempt in attempts)
 
 
 def _submitted(engine: Engine, case: Case) -> Future[Outcome]:

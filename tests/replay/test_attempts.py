@@ -120,6 +120,14 @@ def test_an_engine_that_keeps_breaking_is_tried_as_often_as_the_cap_and_never_mo
     assert str(raised.value) == said
 
 
+@pytest.mark.parametrize("n", [1, 14])
+def test_a_case_that_cannot_be_built_is_the_users_to_mend_and_soon_given_up(n):
+    engine = Scripted(INVALID)
+    with pytest.raises(BadInput, match="cannot be rebuilt here: build refused"):
+        run(CASE, engine, n)
+    assert len(engine.futures) == 3
+
+
 def test_an_engine_that_breaks_too_often_leaves_what_it_did_support():
     replay = run(CASE, Scripted(FAIL, INFRA, INFRA, INFRA), 5)
     assert replay.verdict is Verdict.INCONCLUSIVE and replay.stopped == "infrastructure"
@@ -186,8 +194,9 @@ def test_whatever_an_engine_does_the_counts_add_up_and_nobody_makes_too_many_att
     engine = Scripted(*script, capacity=capacity)
     try:
         replay = run(CASE, engine, n, estimate=estimate)
-    except Infrastructure:
-        assert all(outcome.status in (Status.INFRA, Status.INVALID) for outcome in (script * 20)[: len(engine.futures)])
+    except (Infrastructure, BadInput) as error:
+        made = [outcome.status for outcome in (script * 20)[: len(engine.futures)]]
+        assert set(made) <= ({Status.INVALID} if isinstance(error, BadInput) else {Status.INFRA, Status.INVALID})
         return
     assert len(replay.attempts) == replay.n + replay.infra == len(engine.futures)
     assert replay.n == replay.fail + replay.passed + replay.other <= n and replay.infra <= max(3, n)
