@@ -150,7 +150,11 @@ def image_of(subject: Subject, options: Options, progress: Progress) -> str:
     if options.image:
         return options.image
     return image.ensure(
-        subject.incident.requirements(), base=options.base, wheelhouse=options.wheelhouse, progress=progress.say
+        subject.incident.requirements(),
+        base=options.base,
+        wheelhouse=options.wheelhouse,
+        trust=options.trust or not subject.foreign,
+        progress=progress.say,
     )
 
 

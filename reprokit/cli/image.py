@@ -20,10 +20,11 @@ def build(
     incident: common.Incident,
     base_image: common.Base = None,
     wheelhouse: common.Wheels = None,
+    trust: common.Trust = False,
     as_json: common.Json = False,
 ) -> int:
     """Build the image for INCIDENT from its captured requirements; instant where it is there already."""
-    options = pipeline.Options(base=base_image, wheelhouse=wheelhouse)
+    options = pipeline.Options(base=base_image, wheelhouse=wheelhouse, trust=trust)
     with common.progress() as bars:
         tag = pipeline.image_of(pipeline.opened(incident), options, common.Reporter(bars))
     if as_json:

@@ -46,7 +46,10 @@ def open_engine(
         from reprokit.replay import image as images
         from reprokit.replay.engines.docker import Docker
 
-        tag = image or images.ensure(incident.requirements(), base=base, wheelhouse=wheelhouse, progress=say)
+        known = trust or not foreign
+        tag = image or images.ensure(
+            incident.requirements(), base=base, wheelhouse=wheelhouse, trust=known, progress=say
+        )
         return Docker(tag, jobs=jobs, deadline=timeout, match=match, network=network)
     if chosen == "process":
         from reprokit.replay.engines.process import Process

@@ -46,14 +46,16 @@ def ensure(
     *,
     base: str | None = None,
     wheelhouse: Path | None = None,
+    trust: bool = True,
     progress: Progress = lambda line: None,
 ) -> str:
     """The tag of an image with exactly these requirements on this base; made if it is not there, which takes a minute.
 
     base: by default the one that `.ci/base-image` makes if it is there, else python:X.Y-slim of this Python's version.
-    wheelhouse: a folder of wheels to take instead of asking pip's indexes.
+    wheelhouse: a folder of wheels to take instead of asking pip's indexes. trust: False for a list that came from
+    elsewhere: only exact pins, only as wheels.
     """
-    wanted = wheels.parse(requirements)
+    wanted = wheels.parse(requirements, trust=trust)
     collection = wheels.Collection(cache() / "wheels")
     with _one_line(), closing(daemon.connect(timeout=600)) as client:  # a build is silent while it writes a layer
         name, identity = _base(client, base, progress)

