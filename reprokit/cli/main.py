@@ -6,6 +6,7 @@ user can meet is one line on stderr and an exit code; `--debug` anywhere on the 
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -31,6 +32,7 @@ def run(arguments: list[str] | None = None) -> None:
     """Entry point of the command; exits with the code of the verb."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that processes, containers and scratch files go, too
     words = [word for word in words if word != "--debug"]
     try:
         code = _verb(words)

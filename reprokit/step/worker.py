@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from types import TracebackType
 from typing import IO, Any
 
@@ -33,6 +33,7 @@ from reprokit.step.outcome import Outcome, Status
 
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # attempts share cores: threads that spin while they wait stall the others
 ARGUMENTS = "arguments"  # the tree beside a traced outcome: args and kwargs of the operation that it names
+_LOOK = 1.0  # seconds between looks at whether the parent lives
 _TAIL = 4000  # characters of a dead worker's output that are kept: a traceback, not a log
 
 
@@ -175,6 +176,8 @@ def main() -> None:
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what user code prints must not look like an answer
+    if not arguments.case:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sessions = _Sessions(arguments.match)
     try:
         if arguments.case:
@@ -183,6 +186,13 @@ def main() -> None:
             _serve(sessions, sys.stdin, answers)
     finally:
         sessions.close()
+
+
+def _end_with(parent: int) -> None:
+    """A step that hangs never looks at its input: nobody would end it once whoever asked was killed."""
+    while os.getppid() == parent:
+        sleep(_LOOK)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class _Sessions:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from reprokit.failure import Kind, Signature
 from reprokit.step.case import Case, Variant
@@ -83,13 +84,16 @@ def test_what_user_code_prints_is_no_answer(make_incident):
         assert worker.evaluate(case(incident)).status is Status.FAIL
 
 
-def test_a_worker_that_nobody_closes_ends_with_its_parent(make_incident):
-    incident = make_incident()
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_worker_that_nobody_closes_ends_with_its_parent(make_incident, hangs):
+    incident = make_incident(body="import time\nif x.isnan().any(): time.sleep(600)" if hangs else "pass")
     code = (
         "import os, sys\nfrom reprokit.incident import Incident\nfrom reprokit.step.case import Case\n"
         "from reprokit.step.worker import Worker\n"
-        "i = Incident.open(sys.argv[1]); w = Worker(i); w.evaluate(Case(incident=i.path))\n"
-        "print(w._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
+        "i = Incident.open(sys.argv[1]); w = Worker(i); w.evaluate(Case(incident=i.path, content='donor'))\n"
+        "print(w._process.pid, flush=True)\n"
+        "import threading; threading.Thread(target=w.evaluate, args=(Case(incident=i.path),), daemon=True).start()\n"
+        "import time; time.sleep(1); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(incident.path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
