@@ -64,6 +64,7 @@ class Harness:
             raise BadInput(f"Harness: autocast={self.autocast!r}; expected one of {sorted(AUTOCAST)}, or None")
         if self.accumulate < 1:
             raise BadInput(f"Harness: accumulate={self.accumulate}; expected the number of batches per optimizer step")
+        parameters(self)  # refuses two of one name
         for name, holder in self.extra_state.items():
             if not isinstance(holder, torch.Generator) and not hasattr(holder, "load_state_dict"):
                 kind = type(holder).__name__
@@ -158,6 +159,8 @@ def _named(harness: Harness, of: Callable[[nn.Module], Mapping[str, Any]]) -> di
         for name, tensor in of(module).items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
+                if f"{prefix}.{name}" in found:
+                    raise BadInput(f"Harness: two tensors are called {prefix}.{name}; give the modules other names")
                 found[f"{prefix}.{name}"] = tensor
     return found
 

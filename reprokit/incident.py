@@ -87,6 +87,11 @@ class Manifest:
         manifest = cls(**{**data, **parsed})
         texts = (manifest.entrypoint, manifest.created, *manifest.redacted, *manifest.left_out)
         counts = (manifest.step, manifest.world_size, *(entry.bytes for entry in manifest.files.values()))
+        optional = (manifest.commit, manifest.parent)
+        if not all(one is None or type(one) is str for one in optional):
+            raise ValueError("not a manifest's values")
+        if not (manifest.certificate is None or isinstance(manifest.certificate, dict)):
+            raise ValueError("not a manifest's values")
         if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
             raise ValueError("not a manifest's values")
         if not all(_HASH.fullmatch(entry.sha256) for entry in manifest.files.values()):
@@ -177,9 +182,12 @@ class Incident:
 
     def _json(self, name: str) -> Any:
         try:
-            return json.loads(self._text(name))
+            found = json.loads(self._text(name))
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.path / name}: not JSON; {_AGAIN}") from error
+        if not isinstance(found, dict):
+            raise BadInput(f"{self.path / name}: not what reprokit writes there; {_AGAIN}")
+        return found
 
 
 class Draft:

@@ -6,6 +6,7 @@ the caller's matter. News on the way goes to a `Progress`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,14 +170,14 @@ def bundle(
     """Write the bundle and check it as a stranger would; its JSON. image: the tag that its run.sh looks for first."""
     path = bundles.write(subject.incident, out, replay=replayed, reduction=reduction, image=image)
     manifest = bundles.verify(path)
-    folder = path.name.removesuffix(".tar.zst")
+    folder = bundles.folder_of(subject.incident)
     return {
         "path": str(path),
         "bytes": path.stat().st_size,
         "id": manifest.id,
         "folder": folder,
         "verified": True,
-        "run": f"tar --zstd -xf {path} && ./{folder}/run.sh",
+        "run": f"tar --zstd -xf {shlex.quote(str(path))} && ./{folder}/run.sh",
     }
 
 

@@ -169,3 +169,9 @@ def test_another_model_is_refused_by_name():
 def test_a_harness_that_cannot_be_is_refused(fields, says):
     with pytest.raises(BadInput, match=says):
         make(**fields)
+
+
+def test_two_tensors_of_one_name_are_refused():
+    one, two = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    with pytest.raises(BadInput, match=r"two tensors are called a\.0\.weight"):
+        Harness(modules={"a": one, "a.0": two}, optimizer=torch.optim.SGD(two.parameters(), lr=1), step=None, layout={})

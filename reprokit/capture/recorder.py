@@ -75,12 +75,13 @@ class Recorder:
         self.incidents: list[Path] = []
         self.findings: list[str] = []  # of the rehearsal: what will not replay, a line each
         self.steps = 0  # that were begun
+        self._watching = False
         self._harness = harness
         self._layout = Layout.parse(harness.layout)
         self._config = _plain(config)
         self._entrypoint, self._file = name_of(build, entrypoint)
         self._root = find_root(self._file)
-        self._out = Path(out)
+        self._out = Path(out).absolute()  # training may change its directory
         self._rehearse = _state_bytes(harness) < REHEARSE_BELOW if rehearse == "auto" else rehearse
         self._donor: tree.Packed | None = None
         self._micro = 0
@@ -117,20 +118,37 @@ class Recorder:
 
     @contextmanager
     def _watched(self, batch: Any) -> Iterator[Probe]:
+        if self._watching:
+            raise BadInput(
+                "Recorder: a step was begun inside another one; end the first, or give it a recorder of its own"
+            )
         start = self._begin(batch)
+        self._watching = True
         try:
             with Probe(self._harness) as probe:
                 yield probe
+        except IncidentCaptured:
+            raise  # another recorder's, of a step inside this one
         except Exception as error:
             probe.fail(error, [self._root])
             self._note(error, self._capture(start, probe, error))
             raise
+        finally:
+            self._watching = False
         self._end(start, probe)
 
-    def _begin(self, batch: Any) -> Snapshot:
+    def _begin(self, batch: Any) -> Snapshot | None:
+        """What the step starts from; None where that cannot be taken, which is said once and stops nothing."""
         self.steps += 1
         if self.steps == 1:
             self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
+        try:
+            return self._take(batch)
+        except Exception as trouble:
+            self._finding(f"what the step starts from cannot be taken: {_one_line(trouble)}")
+            return None
+
+    def _take(self, batch: Any) -> Snapshot:
         left_out: list[str] = []
         packed = tree.pack(
             batch, name="batch", on_unstorable=lambda entry, value: left_out.append(self._lacks(entry, value))
@@ -152,7 +170,7 @@ class Recorder:
         )
         return f"{entry}: a {type(value).__name__} cannot be stored"
 
-    def _end(self, start: Snapshot, probe: Probe) -> None:
+    def _end(self, start: Snapshot | None, probe: Probe) -> None:
         self._metrics.append({"step": self.steps, **{name: str(value) for name, value in probe.losses.items()}})
         self._micro = (self._micro + 1) % self._harness.accumulate
         for stranger in dict.fromkeys(probe.strangers):
@@ -166,11 +184,17 @@ class Recorder:
         elif path := self._capture(start, probe, None):
             raise IncidentCaptured(path, signature, self.steps)
 
-    def _healthy(self, start: Snapshot, probe: Probe) -> None:
+    def _healthy(self, start: Snapshot | None, probe: Probe) -> None:
+        if start is None:
+            return
         self._donor = start.batch
         if self._rehearse:
             self._rehearse = False
-            for line in rehearse(lambda out: self._write(out, start, probe, None)):
+            try:
+                findings = rehearse(lambda out: self._write(out, start, probe, None))
+            except Exception as trouble:
+                findings = [f"the rehearsal broke: {_one_line(trouble)}"]
+            for line in findings:
                 self._finding(line)
 
     def _finding(self, line: str) -> None:
@@ -178,8 +202,8 @@ class Recorder:
             self.findings.append(line)
             log.warning("step %d would not replay: %s", self.steps, line)
 
-    def _capture(self, start: Snapshot, probe: Probe, error: BaseException | None) -> Path | None:
-        if not self._writes:
+    def _capture(self, start: Snapshot | None, probe: Probe, error: BaseException | None) -> Path | None:
+        if start is None or not self._writes:
             return None
         try:
             incident = self._write(self._out, start, probe, error)

@@ -26,5 +26,5 @@ def bundle(
         common.emit(written)
     else:
         common.out().print(f"{written['path']}  {written['bytes']:,} bytes, verified", markup=False)
-        common.out().print(f"next: tar --zstd -xf {written['path']} && ./{written['folder']}/run.sh", markup=False)
+        common.out().print(f"next: {written['run']}", markup=False)
     return 0

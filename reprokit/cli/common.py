@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import markup
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
@@ -23,7 +24,9 @@ Engine = Annotated[str | None, typer.Option(help=f"{', '.join(ENGINES)}; by defa
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code of a bundle from elsewhere outside a container.")]
 Match = Annotated[str | None, typer.Option(metavar="REGEX", help="A failure is the same one if its message matches.")]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for one evaluation; past it, that is a hang.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, max=1e6, help="Seconds for one evaluation; past it, that is a hang.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Attempts at the same time.")]
 Base = Annotated[str | None, typer.Option("--base-image", help="Image that the replay image is built on.")]
 Wheels = Annotated[Path | None, typer.Option("--wheelhouse", help="A folder of wheels, instead of this machine's pip.")]
@@ -34,6 +37,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)  # a pa
 def out() -> Console:
     """For what the verb says; made when it is used, since tests replace stdout."""
     return Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+
+
+def safe(text: str) -> str:
+    """Text from an incident inside a line of ours: no markup, nothing that a terminal would obey."""
+    return markup.escape(escape.line(text))
 
 
 def emit(data: Mapping[str, Any]) -> None:

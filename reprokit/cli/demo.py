@@ -59,7 +59,8 @@ def _print(made: demonstration.Demo) -> None:
     steps = f"{made.reduction.calls} evaluations, {made.reduction.step_equivalents:.1f} whole steps"
     console.print(f"            {steps}, one-minimal: {'yes' if made.reduction.one_minimal else 'no'}", markup=False)
     console.print(
-        f"[bold]{made.replay.verdict}[/bold]  {attempts.sentence(made.replay)} ({made.replay.engine})", soft_wrap=True
+        f"[bold]{made.replay.verdict}[/bold]  {common.safe(attempts.sentence(made.replay))} ({made.replay.engine})",
+        soft_wrap=True,
     )
     console.print(
         f"bundle  {made.bundle['path']}  {made.bundle['bytes'] / 1e6:.1f} MB, verified", markup=False, soft_wrap=True

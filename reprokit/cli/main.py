@@ -83,5 +83,6 @@ def _report(error: BaseException) -> int:
     else:
         line, code = f"unexpected {type(error).__name__}: {error}; --debug shows where, please report it", 1
     if line:
-        print(f"reprokit: {' '.join(line.split())}", file=sys.stderr)
+        shown = "".join(one if one.isprintable() else "?" for one in " ".join(line.split()))
+        print(f"reprokit: {shown}", file=sys.stderr)
     return code

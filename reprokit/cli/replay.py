@@ -66,7 +66,7 @@ def replay(
     if as_json:
         common.emit(found.to_json())
     else:
-        common.out().print(f"[bold]{found.verdict}[/bold]  {attempts.sentence(found)}")
+        common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(attempts.sentence(found))}")
         if found.verdict is Verdict.REPRODUCIBLE and not subject.incident.manifest.parent:
             common.out().print(f"next: reprokit reduce {incident} -o reduced", markup=False)
     return EXIT[found.verdict]

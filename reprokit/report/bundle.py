@@ -24,6 +24,7 @@ from reprokit.report import archive, escape, pages, templates
 from reprokit.report.checksums import MANIFEST, Index
 
 INCIDENT = "incident"
+SUFFIX = ".tar.zst"
 PACKAGE = (
     *("_*.py", "errors.py", "failure.py", "harness.py", "incident.py", "layout.py", "tree.py", "step/**/*.py"),
     *("capture/**/*.py", "video/**/*.py"),  # what a training script may import
@@ -47,7 +48,9 @@ def write(
 
     replay, reduction: the JSON of those verbs, for the texts. image: the tag that run.sh tries before it builds one.
     """
-    top = re.sub(r"[^A-Za-z0-9._-]+", "-", incident.path.name).strip(".-") or INCIDENT
+    if not out.name.endswith(SUFFIX):
+        raise BadInput(f"{out}: a bundle's name ends in {SUFFIX}; choose one that does")
+    top = folder_of(incident)
     values = pages.values(incident, name=top, file=out.name, replay=replay, reduction=reduction, image=image)
     files: dict[str, archive.Content] = {
         name: templates.render(f"bundle/{name}.j2", values).encode() for name in RENDERED
@@ -59,6 +62,11 @@ def write(
     files |= {f"reprokit/{path.relative_to(package)}": path for pattern in PACKAGE for path in package.glob(pattern)}
     archive.pack(files, top=top, incident=incident.manifest.id, out=out)
     return out
+
+
+def folder_of(incident: Incident) -> str:
+    """The one folder that a bundle unpacks to."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", incident.path.name).strip(".-") or INCIDENT
 
 
 def verify(file: Path) -> Manifest:

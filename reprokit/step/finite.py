@@ -19,6 +19,8 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
             tensor = tensor.coalesce().values()
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.detach().resolve_conj())
+        if tensor.is_floating_point() and tensor.itemsize == 1:
+            tensor = tensor.detach().float()  # float8 has no kernels of its own for this
         if tensor.is_floating_point() and tensor.numel():
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
     return all(bool(_largest(group).isfinite()) for group in groups.values())

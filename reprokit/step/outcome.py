@@ -49,6 +49,8 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Raises ValueError or its like for what no evaluation writes: the process may have run anybody's code."""
+        _check(data)
         return cls(
             **{name: data[name] for name in cls.__slots__}
             | {
@@ -58,3 +60,13 @@ class Outcome:
                 "losses": {term: float(value) for term, value in data["losses"].items()},
             }
         )
+
+
+def _check(data: Mapping[str, Any]) -> None:
+    texts = (data["host"], data["device"], data["detail"], *data["fingerprint"].values(), *data["losses"])
+    numbers = (data["seconds"], data["total_seconds"], data["peak_memory"])
+    sound = all(type(one) is str for one in texts) and all(
+        type(one) in (int, float) and isfinite(one) for one in numbers
+    )
+    if not sound or not isinstance(data["located"], dict | None):
+        raise ValueError("not an outcome's values")

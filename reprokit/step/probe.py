@@ -23,6 +23,7 @@ from reprokit.harness import Harness, parameters
 from reprokit.step.finite import all_finite, count_bad
 from reprokit.tree import digest
 
+_LONGEST = 2000  # characters of a message that are kept as evidence
 _EVIDENCE = 5  # names listed in a symptom: enough to see a pattern, short enough for one line
 
 
@@ -77,7 +78,7 @@ class Probe:
     def fail(self, error: BaseException, roots: Iterable[Path]) -> None:
         """An exception that left the step: the first of all kinds."""
         self.signature = exception_signature(error, phase=phase_of(error), roots=list(roots))
-        evidence = {"type": type(error).__name__, "message": str(error)[:2000]}
+        evidence = {"type": type(error).__name__, "message": _text(error)}
         self._symptoms.append(Symptom(kind=self.signature.kind, where=self.signature.where, evidence=evidence))
 
     def suspect(self) -> torch.Tensor | None:
@@ -120,6 +121,13 @@ class Probe:
         first = dict(list(bad.items())[:_EVIDENCE])
         self._worst[kind] = tensors[next(iter(first))]
         self._symptoms.append(Symptom(kind=kind, where=where, evidence={"tensors": len(bad), "first": first}))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_LONGEST]
+    except Exception:  # a __str__ that fails must not hide the failure that it was to describe
+        return ""
 
 
 def phase_of(error: BaseException) -> str:

@@ -16,9 +16,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 from types import TracebackType
 from typing import IO, Any
 
@@ -33,6 +35,7 @@ from reprokit.step.outcome import Outcome, Status
 
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # attempts share cores: threads that spin while they wait stall the others
 ARGUMENTS = "arguments"  # the tree beside a traced outcome: args and kwargs of the operation that it names
+_POLL = 0.05  # seconds between looks at a process that has not answered
 _LOOK = 1.0  # seconds between looks at whether the parent lives
 _TAIL = 4000  # characters of a dead worker's output that are kept: a traceback, not a log
 
@@ -102,6 +105,11 @@ class Worker:
         folder = Path(self._scratch.name)
         return tree.load(folder, ARGUMENTS) if (folder / f"{ARGUMENTS}.json").exists() else None
 
+    def kill(self) -> None:
+        """End the process from another thread; the evaluation that is under way ends as a crash."""
+        if process := self._process:
+            _kill_group(process)
+
     def close(self) -> None:
         """End the process and remove its files."""
         self._stop()
@@ -137,8 +145,14 @@ class Worker:
         except BrokenPipeError:
             return ""
         reader.start()
-        reader.join(timeout)
-        return answers[0] if answers else None
+        deadline = monotonic() + (inf if timeout is None else timeout)
+        while reader.is_alive() and process.poll() is None and monotonic() < deadline:
+            reader.join(_POLL)  # a child of the step may hold the pipe when the process itself is gone
+        while not any(answers) and process.poll() is None and monotonic() < deadline:
+            sleep(_POLL)  # the step closed the pipe: all that is left to wait for is its end
+        if any(answers):
+            return answers[0]
+        return None if process.poll() is None else ""
 
     def _died(self, code: int) -> Outcome:
         """A signal ended the step; an exit code without an outcome is a process that never came that far."""
@@ -162,9 +176,14 @@ class Worker:
         if process is None:
             return
         with process:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             process.wait()
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Whatever it started as well, also where it is gone itself."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -175,7 +194,9 @@ def main() -> None:
     parser.add_argument("--match", help="a regular expression that a failure's message must match to be the same one")
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what user code prints must not look like an answer
+    requests = os.fdopen(os.dup(0))
+    os.dup2(2, 1)  # what user code prints must not look like an answer, nor may it read our requests
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if not arguments.case:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sessions = _Sessions(arguments.match)
@@ -183,7 +204,7 @@ def main() -> None:
         if arguments.case:
             _serve_one(sessions, {"case": json.loads(arguments.case.read_text()), "out": str(arguments.out)})
         else:
-            _serve(sessions, sys.stdin, answers)
+            _serve(sessions, requests, answers)
     finally:
         sessions.close()
 

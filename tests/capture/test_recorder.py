@@ -105,10 +105,7 @@ def test_a_healthy_run_writes_nothing(tmp_path):
 
 def test_an_exception_is_raised_as_itself_with_a_note(tmp_path):
     done = run(script(tmp_path, TRAIN.replace('x[2, 1] = float("nan")', "x = torch.rand(4, 5)")))
-    assert (
-        "RuntimeError: mat1 and mat2 shapes" in done.stderr
-        and "reprokit captured this step in incidents/" in done.stderr
-    )
+    assert "RuntimeError: mat1 and mat2 shapes" in done.stderr and "reprokit captured this step in " in done.stderr
     signature = captured(tmp_path).manifest.signature
     assert (signature.kind, signature.where, signature.exception) == (Kind.EXCEPTION, "forward", "RuntimeError")
     assert signature.function == "train.py:step"
@@ -222,3 +219,55 @@ def test_an_unwritable_folder_leaves_training_alone(tmp_path, caplog):
             recorder.step({"x": torch.full((2, 2), value)})
     assert recorder.incidents == [] and recorder.steps == 3
     assert len([r for r in caplog.records if "no incident could be written" in r.message]) == 1
+
+
+def test_a_state_that_cannot_be_taken_leaves_training_alone(tmp_path, caplog):
+    import threading
+
+    class Locked:
+        def state_dict(self):
+            return {"lock": threading.Lock()}
+
+        def load_state_dict(self, state): ...
+
+    locked = harness()
+    locked.extra_state = {"locked": Locked()}
+    with reprokit.Recorder(locked, build=build_nothing, config={}, out=tmp_path / "out") as recorder:
+        for value in (1.0, float("nan")):
+            recorder.step({"x": torch.full((2, 2), value)})
+    assert recorder.incidents == [] and recorder.steps == 2
+    [line] = recorder.findings
+    assert line.startswith("what the step starts from cannot be taken: TypeError")
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_still_raised_as_itself(tmp_path):
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    mute = harness()
+
+    def step(batch):
+        raise Mute
+
+    mute.step = step
+    with reprokit.Recorder(mute, build=build_nothing, config={}, out=tmp_path) as recorder, pytest.raises(Mute):
+        recorder.step({"x": torch.ones(2, 2)})
+    assert len(recorder.incidents) == 1
+
+
+def test_a_step_inside_a_step_is_refused(tmp_path):
+    recorder = reprokit.Recorder(harness(), build=build_nothing, config={}, out=tmp_path, rehearse=False)
+    with recorder.watch({"x": torch.ones(2, 2)}), pytest.raises(BadInput, match="begun inside another"):
+        recorder.step({"x": torch.ones(2, 2)})
+    recorder.step({"x": torch.ones(2, 2)})
+
+
+def test_incidents_go_where_they_were_meant_to_wherever_training_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    recorder = reprokit.Recorder(harness(), build=build_nothing, config={}, out="incidents", rehearse=False)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(reprokit.IncidentCaptured):
+        recorder.step({"x": torch.full((2, 2), float("nan"))})
+    assert len(list((tmp_path / "incidents").iterdir())) == 1

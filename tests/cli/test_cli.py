@@ -230,3 +230,20 @@ def test_debug_shows_the_traceback(capsys, monkeypatch, made):
     assert code == 1 and "unexpected ZeroDivisionError" in one_line(err)
     with pytest.raises(ZeroDivisionError):
         run(["verify", str(path), "--debug"])
+
+
+def test_what_the_replayed_code_says_is_no_markup_and_no_escape(capsys, made):
+    script = SCRIPT.replace('lambda batch: net(batch["x"]).mean()', "step")
+    script = script.replace(
+        "    net = nn", "    def step(batch):\n        raise type('[/red]\\x1b[2J', (Exception,), {})\n    net = nn"
+    )
+    code, out, _ = cli(capsys, "replay", made(script=script), "--engine", "inline", "-n", "1")
+    assert code == 11
+    assert "[/red]" in out and "\x1b" not in out
+
+
+def test_a_bundle_overwrites_only_bundles(capsys, made, tmp_path):
+    (tmp_path / "notes.py").write_text("mine")
+    code, _, err = cli(capsys, "bundle", made(), "-o", tmp_path / "notes.py")
+    assert code == 2 and "ends in .tar.zst" in one_line(err)
+    assert (tmp_path / "notes.py").read_text() == "mine"

@@ -36,3 +36,8 @@ def test_complex_and_sparse_values_are_looked_at():
 
 def test_bad_values_are_counted():
     assert count_bad(torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])) == {"nan": 1, "inf": 2, "of": 4}
+
+
+def test_float8_is_looked_at():
+    assert all_finite([torch.ones(3).to(torch.float8_e4m3fn)])
+    assert not all_finite([torch.tensor([float("nan")]).to(torch.float8_e4m3fn)])

@@ -128,3 +128,39 @@ def test_scratch_files_go_with_the_worker(make_incident):
         scratch = worker._scratch.name
         assert scratch in outcome.detail and os.path.isdir(scratch)
     assert not os.path.exists(scratch)
+
+
+def test_a_step_that_closes_every_file_is_still_held_to_its_deadline(make_incident):
+    incident = make_incident(body="import os, time\nif x.isnan().any(): os.closerange(3, 1000); time.sleep(600)")
+    with Worker(incident) as worker:
+        worker.evaluate(case(incident, content="donor"))
+        assert worker.evaluate(case(incident), timeout=3).signature.kind is Kind.HANG
+
+
+def test_a_crash_is_one_also_while_a_child_of_the_step_lives_on(make_incident):
+    body = "import os, time\nif os.fork() == 0: time.sleep(600)\nos.kill(os.getpid(), 11)"
+    incident = make_incident(body=body)
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident), timeout=100)
+    assert outcome.signature.kind is Kind.CRASH and outcome.total_seconds < 90
+
+
+def test_user_code_has_no_input_to_wait_for(make_incident):
+    outcome = None
+    incident = make_incident(body="input()")
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident), timeout=100)
+    assert outcome.signature.exception == "EOFError"
+
+
+def test_leaving_an_engine_ends_what_it_runs(make_incident):
+    from time import monotonic
+
+    from reprokit.replay.engines.process import Process
+
+    incident = make_incident(body="import time; time.sleep(600)")
+    begun = monotonic()
+    with Process(incident, jobs=1) as engine:
+        futures = [engine.submit(case(incident)) for _ in range(3)]
+    assert monotonic() - begun < 60
+    assert all(future.done() for future in futures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +29,8 @@ class Process(Engine):
         self._incident = incident
         self._timeout = timeout
         self._match = match
+        self._workers: set[Worker] = set()
+        self._closing = False
         self._pool = ThreadPoolExecutor(self.capacity, thread_name_prefix="attempt")
 
     def submit(self, case: Case) -> Future[Outcome]:
@@ -38,11 +40,20 @@ class Process(Engine):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing = True
+        for worker in tuple(self._workers):
+            worker.kill()  # nobody waits for an attempt that nobody wants any more
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, case: Case) -> Outcome:
         with Worker(self._incident, match=self._match) as worker:
-            return worker.evaluate(case, "process", timeout=self._timeout)
+            self._workers.add(worker)
+            try:
+                if self._closing:
+                    raise CancelledError
+                return worker.evaluate(case, "process", timeout=self._timeout)
+            finally:
+                self._workers.discard(worker)
 
 
 def inside_container() -> bool:
