@@ -56,7 +56,8 @@ class Harness:
     knobs: Mapping[str, list[Any]] = field(default_factory=dict)  # dotted config key -> values that may be tried
 
     def __post_init__(self) -> None:
-        if not self.modules or not all(isinstance(module, nn.Module) for module in self.modules.values()):
+        modules = self.modules if isinstance(self.modules, Mapping) else {}
+        if not modules or not all(isinstance(module, nn.Module) for module in modules.values()):
             raise BadInput("Harness: modules must map names to torch modules; for example {'model': model}")
         if not self.optimizers or not all(isinstance(one, torch.optim.Optimizer) for one in self.optimizers.values()):
             raise BadInput("Harness: optimizer must be a torch optimizer, or a mapping of names to optimizers")

@@ -16,7 +16,9 @@ def name_of(build: Callable[..., Any], given: str | None = None) -> tuple[str, P
 
     Raises BadInput for a function that no other process can import: a local one, a lambda, one of a notebook.
     """
-    name = getattr(build, "__qualname__", type(build).__name__)
+    name = getattr(build, "__qualname__", "")
+    if not name:
+        raise BadInput(f"Recorder: build is a {type(build).__name__}; hand over a function that is defined in a module")
     if "<locals>" in name or "<lambda>" in name:
         raise BadInput(
             f"Recorder: build is {name}, which no other process can import; define it at the top of a module"

@@ -33,6 +33,7 @@ from reprokit.step.probe import Probe
 from reprokit.step.run import run
 
 REHEARSE_BELOW = 1 << 30  # bytes of state: the rehearsal writes and reads it once, a second or two
+REHEARSED = 2  # healthy steps: the first shows what cannot replay at all, the second what has moved since `build`
 METRICS_KEPT = 256  # steps of loss terms in an incident: enough to see a drift, small enough to forget about
 
 log = logging.getLogger("reprokit")
@@ -54,8 +55,8 @@ class Recorder:
 
     harness, build, config: what `build(config)` returned, and both of its sides. out: the folder of the incidents.
     entrypoint: "package.module:build" where it cannot be told from `build` itself. on_failure: "raise"
-    IncidentCaptured. rehearse: replay the first healthy step in a fresh process; "auto" does while the state is under 1
-    GB. Raises BadInput where a replay could not find `build` again, or the config is no plain data.
+    IncidentCaptured. rehearse: replay the first two healthy steps in a fresh process; "auto" does while the state is
+    under 1 GB. Raises BadInput where a replay could not find `build` again, or the config is no plain data.
     """
 
     def __init__(
@@ -70,6 +71,10 @@ class Recorder:
         rehearse: bool | Literal["auto"] = "auto",
     ) -> None:
         stop_if_loading()
+        if not isinstance(harness, Harness):
+            raise BadInput(
+                f"Recorder: the first argument is a {type(harness).__name__}; hand over what build(config) returns"
+            )
         if on_failure != "raise":
             raise BadInput(f"Recorder: on_failure={on_failure!r}; expected 'raise'")
         self.incidents: list[Path] = []
@@ -82,7 +87,7 @@ class Recorder:
         self._entrypoint, self._file = name_of(build, entrypoint)
         self._root = find_root(self._file)
         self._out = Path(out).absolute()  # training may change its directory
-        self._rehearse = _state_bytes(harness) < REHEARSE_BELOW if rehearse == "auto" else rehearse
+        self._rehearsals = REHEARSED if self._wanted(rehearse) else 0
         self._donor: tree.Packed | None = None
         self._micro = 0
         self._metrics: deque[dict[str, Any]] = deque(maxlen=METRICS_KEPT)
@@ -127,8 +132,8 @@ class Recorder:
         try:
             with Probe(self._harness) as probe:
                 yield probe
-        except IncidentCaptured:
-            raise  # another recorder's, of a step inside this one
+        except (IncidentCaptured, BadInput):
+            raise  # of a step inside this one; of a harness that is not what it must be: no failure of training
         except Exception as error:
             probe.fail(error, [self._root])
             self._note(error, self._capture(start, probe, error))
@@ -188,14 +193,22 @@ class Recorder:
         if start is None:
             return
         self._donor = start.batch
-        if self._rehearse:
-            self._rehearse = False
+        if self._rehearsals:
+            self._rehearsals -= 1
             try:
                 findings = rehearse(lambda out: self._write(out, start, probe, None))
             except Exception as trouble:
                 findings = [f"the rehearsal broke: {_one_line(trouble)}"]
             for line in findings:
                 self._finding(line)
+                self._rehearsals = 0  # what is known to be wrong need not be shown twice
+
+    def _wanted(self, rehearse: bool | Literal["auto"]) -> bool:
+        size = _state_bytes(self._harness)
+        if rehearse == "auto" and size >= REHEARSE_BELOW:
+            log.warning("no rehearsal: the state has %.1f GB; Recorder(rehearse=True) does it all the same", size / 1e9)
+            return False
+        return bool(rehearse)
 
     def _finding(self, line: str) -> None:
         if line not in self.findings:

@@ -34,7 +34,7 @@ def incident_panel(incident: Incident, *, path: Path | None = None) -> Renderabl
         parts += [Text(), Text(escape.plain("\n".join(tail)), style="dim", overflow="ellipsis", no_wrap=True)]
     title = Text(escape.line(texts.headline(manifest)), style="bold red" if manifest.signature else "bold green")
     panel = Panel(Group(*parts), title=title, title_align="left", padding=(1, 2))
-    return Group(panel, Text(f"next: {_next(incident)} {escape.sh(path or incident.path)}"))
+    return Group(panel, Text(f"next: {_next(incident, escape.line(escape.sh(path or incident.path)))}"))
 
 
 def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
@@ -59,8 +59,8 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
         yield "redacted", _some(manifest.redacted)
 
 
-def _next(incident: Incident) -> str:
-    return "reprokit replay" if incident.manifest.parent else "reprokit reduce"
+def _next(incident: Incident, path: str) -> str:
+    return f"reprokit replay {path}" if incident.manifest.parent else f"reprokit reduce {path} -o reduced"
 
 
 def _some(items: Sequence[str]) -> str:

@@ -157,7 +157,8 @@ def command(described: Mapping[str, Any]) -> str:
     words = [str(word) for word in described.get("argv") or ()]
     if module := described.get("module"):
         words[:1] = ["-m", str(module)]
-    return shlex.join([str(described.get("launcher") or "python"), *words]) if words else ""
+    launcher = str(described.get("launcher") or "python").removesuffix(" -m").split()
+    return shlex.join([*launcher, *words]) if words else ""
 
 
 def metrics(incident: Incident) -> str:
