@@ -12,7 +12,7 @@ INPUTS := pyproject.toml constraints.txt
 
 help:
 	@echo 'make demo    train until a step goes NaN; capture, reduce, replay and bundle it       (ARGS="--healthy")'
-	@echo 'make test    lint, types, layers and all tests                                        (ARGS="-k search")'
+	@echo "make test    lint, types, layers and all tests                                        (ARGS='-m \"not slow\"')"
 	@echo 'make lint    the first three alone'
 	@echo 'make image   a base image for Docker without a registry (root)'
 	@echo 'make clean   remove what these made'

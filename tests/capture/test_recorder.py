@@ -18,6 +18,8 @@ from reprokit.step.case import Case
 from reprokit.step.outcome import Status
 from reprokit.step.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 ZOO = Path(__file__).parents[1] / "zoo"
 PRELUDE = "import torch, reprokit\nfrom torch import nn\n"
 

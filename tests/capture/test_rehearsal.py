@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import numpy as np
 import torch

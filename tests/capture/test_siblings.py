@@ -22,6 +22,8 @@ from reprokit.step.case import Case
 from reprokit.step.outcome import Status
 from reprokit.step.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 SECRET = "ghp" + "_" + "".join(random.Random(1).choices(string.ascii_letters, k=36))
 SCALE = "import torch\nfrom . import depth\ndef scale(x):\n    return x * depth.FACTOR\n"
 LIVE = "raise RuntimeError('the live package was imported')\n"

@@ -16,6 +16,8 @@ from reprokit.replay.engines.docker import Docker, Subject
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 LIMITS = Limits(memory=256 * MIB, cpus=1.0, deadline=60.0, pids=64, shm=32 * MIB, tmp=64 * MIB)
 NOTHING_FAILED = json.dumps(Outcome(status=Status.PASS).to_json())

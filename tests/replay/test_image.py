@@ -10,6 +10,8 @@ import pytest
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.replay import daemon, image, wheels
 
+pytestmark = pytest.mark.slow
+
 REQUIREMENTS = "alpha==1.0\nbeta==1.0+cpu\nreprokit==0.1.0\n"
 Ensure = Callable[..., str]
 

@@ -11,6 +11,8 @@ import pytest
 
 from reprokit.report import bundle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def unpacked(captured, tmp_path):

@@ -11,6 +11,8 @@ import pytest
 
 from reprokit.report import templates
 
+pytestmark = pytest.mark.slow
+
 REPRODUCE = """
 import sys
 if "--check" in sys.argv: sys.exit(0)

@@ -14,6 +14,8 @@ from reprokit.step.case import Case, Variant
 from reprokit.step.outcome import Status
 from reprokit.step.worker import Worker, child_environment, environment
 
+pytestmark = pytest.mark.slow
+
 
 def case(incident, **changes):
     return Case(incident=incident.path, **changes)

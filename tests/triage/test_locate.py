@@ -14,6 +14,8 @@ from reprokit.errors import BadInput
 from reprokit.report import standalone
 from reprokit.triage.locate import Located
 
+pytestmark = pytest.mark.slow
+
 ZOO = Path(__file__).parents[1] / "zoo"
 
 
