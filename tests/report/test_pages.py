@@ -80,7 +80,7 @@ def test_one_screen_answers_first_and_ends_with_the_next_step(captured):
     shown = screen(captured)
     lines = shown.rstrip("\n").split("\n")
     assert "nonfinite_loss at loss, step 3" in lines[0]
-    assert "\nnext: reprokit reduce" in shown and lines[-1].endswith(captured.path.name)
+    assert "\nnext: reprokit reduce" in shown and lines[-1].endswith(f"{captured.path.name} -o reduced")
     for known in ("b 3 x t 4", "train.py:build", "no commit", "the last healthy batch", captured.manifest.id[:12]):
         assert known in shown, known
     assert len(lines) <= 40
