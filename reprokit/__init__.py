@@ -12,17 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reprokit.capture.disk import Disk
     from reprokit.capture.recorder import IncidentCaptured, Recorder
     from reprokit.harness import Harness, is_replay
     from reprokit.incident import Incident
+    from reprokit.step.limits import Limits
 
-__all__ = ["Harness", "Incident", "IncidentCaptured", "Recorder", "is_replay"]
+__all__ = ["Disk", "Harness", "Incident", "IncidentCaptured", "Limits", "Recorder", "is_replay"]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Disk": "reprokit.capture.disk",
     "Harness": "reprokit.harness",
     "Incident": "reprokit.incident",
     "IncidentCaptured": "reprokit.capture.recorder",
+    "Limits": "reprokit.step.limits",
     "Recorder": "reprokit.capture.recorder",
     "is_replay": "reprokit.harness",
 }

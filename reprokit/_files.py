@@ -7,10 +7,14 @@ side: both wait outside the interpreter, and a file system merges syncs that com
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -20,9 +24,19 @@ from reprokit.errors import BadInput
 
 WORKERS = 8  # threads: enough to keep a disk's queue filled
 CHUNK = 2**20  # bytes: copying and hashing go faster no more above it
+_FRESH = 60.0  # seconds in which a folder may be there and not yet claimed
+_STALE = 24 * 3600.0  # seconds past which nobody still writes, whatever a file system says of claims
+
+_ROUNDS = 1_000_000  # as deep as a tree can be that somebody left; and an end where they are still at it
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def user_cache() -> Path:
+    """Where what can be made or fetched again is kept for this user; it need not exist. Safe to delete."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "reprokit"
 
 
 def is_inside(name: object) -> bool:
@@ -120,3 +134,94 @@ def rename_free(source: Path, folder: Path, name: str) -> Path:
         else:
             return target
     raise AssertionError("unreachable")
+
+
+def claim(folder: Path) -> int | None:
+    """A lock on a folder that ends with this process, however that ends; None where the file system has none."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def sweep(folder: Path, prefix: str) -> list[str]:
+    """Remove what processes that are gone have left below `folder` under names with this prefix; the names."""
+    removed = []
+    for entry in [entry for entry in os.scandir(folder) if entry.name.startswith(prefix)]:
+        with suppress(OSError):  # somebody else sweeps as well
+            if _is_left(entry):
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+                removed.append(entry.name)
+    return removed
+
+
+def _is_left(entry: os.DirEntry[str]) -> bool:
+    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+    if age < _FRESH or age > _STALE or not entry.is_dir(follow_symlinks=False):
+        return age >= _FRESH
+    if (handle := claim(Path(entry.path))) is None:
+        return False
+    os.close(handle)
+    return True
+
+
+def erase(folder: Path) -> None:
+    """Remove a folder and all that somebody's code may have left in it. Does not raise: what cannot go, stays.
+
+    No link is followed, not even one that takes a folder's place meanwhile. Folders that forbid it are opened first.
+    Depth costs no stack and no descriptors: what lies in a folder is moved up before the folder goes.
+    """
+    with suppress(OSError):
+        top = os.open(folder, _FOLDER)
+        try:
+            numbers = count()
+            for _ in range(_ROUNDS):
+                if not any([_emptied(top, name, numbers) for name in os.listdir(top)]):
+                    break
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _emptied(top: int, name: str, numbers: Iterator[int]) -> bool:
+    """Whether this entry is gone, and what was below it has come up."""
+    with suppress(OSError):
+        if _unlinked(name, top):
+            return True
+        _open_up(name, top)
+        inside = os.open(name, _FOLDER, dir_fd=top)
+        try:
+            for one in os.listdir(inside):
+                if not _unlinked(one, inside):
+                    _open_up(one, inside)  # a folder that changes its place is written to: it has a way up
+                    os.rename(one, f".{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
+        finally:
+            os.close(inside)
+        os.rmdir(name, dir_fd=top)
+        return True
+    return False
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Whether it was no folder, and is gone."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except (IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def _open_up(name: str, folder: int) -> None:
+    """By what is there, and not by its name, which may be another's by now."""
+    path = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        with suppress(OSError):
+            os.chmod(f"/proc/self/fd/{path}", 0o700)
+    finally:
+        os.close(path)

@@ -183,6 +183,15 @@ def duplicate(block: Block) -> Placed:
     return placed
 
 
+def placed(memory: torch.Tensor, spec: Mapping[str, Any]) -> Placed:
+    """A block whose bytes come from elsewhere, on its device or on the CPU where that is missing."""
+    if type(spec["address"]) is not int or not 0 <= spec["address"] < ALIGN:
+        raise ValueError("no address modulo the alignment")
+    there = place(memory.numel(), spec["address"], torch.device("cpu"))
+    there.bytes.copy_(memory)
+    return _moved(there, spec)
+
+
 def write(blocks: Iterable[Block], path: Path) -> None:
     """A safetensors file. Wide elements first, so that every tensor in a mapped file is aligned for its type."""
     ordered = sorted(blocks, key=lambda block: -ITEMSIZE[block.dtype])
@@ -206,7 +215,7 @@ def read(path: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Placed
         with safe_open(path, framework="pt") as file:
             if set(file.keys()) != specs.keys():
                 raise ValueError("other names")
-            return {name: _moved(_block_in(file, name, spec), spec) for name, spec in specs.items()}
+            return {name: placed(_block_in(file, name, spec), spec) for name, spec in specs.items()}
     except FileNotFoundError as error:
         raise BadInput(f"{path}: missing; fetch or capture the incident again") from error
     except OSError as error:
@@ -219,17 +228,13 @@ def read(path: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Placed
         raise BadInput(f"{path}: not the tensors that its .json names; fetch or capture the incident again") from error
 
 
-def _block_in(file: Any, name: str, spec: Mapping[str, Any]) -> Placed:
-    """One block, copied out of the mapped file. Headers agree with specs to the letter, or somebody lies."""
+def _block_in(file: Any, name: str, spec: Mapping[str, Any]) -> torch.Tensor:
+    """One block's bytes in the mapped file. Headers agree with specs to the letter, or somebody lies."""
     header = file.get_slice(name)
     if (header.get_dtype(), header.get_shape()) != (spec["dtype"], spec["shape"]):
         raise ValueError("another dtype or shape")
-    if type(spec["address"]) is not int or not 0 <= spec["address"] < ALIGN:
-        raise ValueError("no address modulo the alignment")
-    mapped = file.get_tensor(name).reshape(-1).view(torch.uint8)
-    placed = place(mapped.numel(), spec["address"], torch.device("cpu"))
-    placed.bytes.copy_(mapped)
-    return placed
+    mapped: torch.Tensor = file.get_tensor(name)
+    return mapped.reshape(-1).view(torch.uint8)
 
 
 def _moved(placed: Placed, spec: Mapping[str, Any]) -> Placed:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reprokit import pipeline
+from reprokit import pipeline, reducing
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import ReprokitError
 from reprokit.incident import Incident
 from reprokit.layout import Layout
 from reprokit.pipeline import Options, Progress, Subject
 from reprokit.reduce.result import Reduction
-from reprokit.replay.attempts import Replay
+from reprokit.replay.result import Replay
 from reprokit.video.train import build, default_config
 
 
@@ -62,7 +62,7 @@ def run(out: Path, options: Options, progress: Progress, *, video: Path | None =
         return Demo(steps=steps)
     subject = Subject(incident=Incident.open(captured))
     process = replace(options, engine="process", n=3)  # of a result that is then replayed in containers anyway
-    reduction = pipeline.reduce(subject, out / "reduced", process, progress)
+    reduction = reducing.reduce(subject, out / "reduced", process, progress)
     assert reduction.path
     smallest = Subject(incident=Incident.open(reduction.path))
     replayed = pipeline.replay(smallest, options, progress)
@@ -77,7 +77,7 @@ def sizes(incident: Incident) -> str:
     axes = Layout.parse(incident.manifest.layout).sizes(incident.batch())
     shape = " x ".join(f"{axes[axis]} {word}" for axis, word in (("b", "samples"), ("v", "views"), ("t", "frames")))
     files = incident.manifest.files
-    batch = sum(entry.bytes for path, entry in files.items() if path.startswith("ranks/00/batch."))
+    batch = sum(entry.bytes for path, entry in files.items() if path.startswith(f"{incident.folder}/batch."))
     return f"{shape}   batch {batch / 1024:,.0f} KiB"
 
 

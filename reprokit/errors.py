@@ -17,3 +17,9 @@ class Infrastructure(ReprokitError):
     """The machinery broke: an engine, a disk, a build. Nothing is said about the failure under study."""
 
     exit_code = 3
+
+
+class Interrupted(ReprokitError):
+    """Somebody ended it, and there is something to say about what is left."""
+
+    exit_code = 130  # what shells say of a process that SIGINT ended

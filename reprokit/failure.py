@@ -38,6 +38,9 @@ class Kind(StrEnum):
     COLLAPSE = "collapse"
 
 
+DEADLY = (Kind.HANG, Kind.CRASH)  # they take their process with them: only a fresh one is worth a try
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
     """One kind that held, where, and what was seen: for people, never compared."""
@@ -52,6 +55,9 @@ class Symptom:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Symptom:
+        """Raises ValueError or its like for what nobody writes."""
+        if not isinstance(data["where"], str) or not isinstance(data["evidence"], dict):
+            raise ValueError("not a symptom's values")
         return cls(kind=Kind(data["kind"]), where=data["where"], evidence=data["evidence"])
 
 
@@ -70,6 +76,9 @@ class Signature:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
+        """Raises ValueError or its like for what nobody writes."""
+        if not all(isinstance(data[name], str) for name in cls.__slots__):
+            raise ValueError("not a signature's values")
         return cls(**{name: data[name] for name in cls.__slots__} | {"kind": Kind(data["kind"])})
 
 
@@ -87,21 +96,40 @@ def same(a: Signature, b: Signature, match: str | None = None) -> bool:
     if a.kind is not Kind.EXCEPTION:
         return True
     if match is None:
-        alike = a.message == b.message
+        alike = _alike(a.message, b.message) or _alike(b.message, a.message)
     else:
-        try:
-            alike = all(re.search(match, signature.message) for signature in (a, b))
-        except re.error as error:
-            raise BadInput(f"--match: {match!r} is no regular expression ({error}); escape it or mend it") from None
+        pattern = matching(match)
+        alike = all(pattern.search(signature.message) for signature in (a, b))
     return alike and (a.exception, a.function) == (b.exception, b.function)
+
+
+def matching(match: str) -> re.Pattern[str]:
+    """What `--match` gave, compiled. Raises BadInput."""
+    try:
+        return re.compile(match)
+    except re.error as error:
+        raise BadInput(f"--match: {match!r} is no regular expression ({error}); escape it or mend it") from None
+
+
+def _alike(hidden: str, message: str) -> bool:
+    """Whether messages are equal, but for what was taken out of one to keep a secret; the other may still have it."""
+    return re.fullmatch(r"\S+".join(map(re.escape, _REDACTED.split(hidden))), message) is not None
+
+
+_REDACTED = re.compile("REDACTEDx*")  # as capture marks it
+
+
+def said(error: BaseException) -> str:
+    """The message of an exception."""
+    try:
+        return str(error)
+    except Exception:  # a __str__ that fails must not hide the failure that it was to describe
+        return ""
 
 
 def exception_signature(error: BaseException, *, phase: str, roots: Sequence[Path]) -> Signature:
     """Of an exception as it was caught; of groups and chains the outermost. `roots` hold the user's code."""
-    try:
-        message = str(error)
-    except Exception:  # a __str__ that fails must not hide the failure that it was to describe
-        message = ""
+    message = said(error)
     return Signature(
         kind=Kind.OOM if _out_of_memory(error, message) else Kind.EXCEPTION,
         where=phase,

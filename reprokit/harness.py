@@ -10,8 +10,9 @@ or `torch.compile` fits a bare module. Optimizer state is keyed by parameter nam
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,18 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from reprokit.anatomy import Anatomy
 from reprokit.errors import BadInput
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_WRAPPERS: dict[
-    str, str
-] = {  # class name -> attribute that holds the module; by name, so that nothing is imported for it
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "OptimizedModule": "_orig_mod",
-}
-
 State = dict[str, Any]
+Keep = Callable[[str, torch.Tensor], torch.Tensor]  # what a state holds in place of a tensor, given its path
 _replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 
 
@@ -53,7 +48,9 @@ class Harness:
     extra_state: Mapping[str, Any] = field(default_factory=dict)  # anything with state_dict and load_state_dict
     loader: Iterable[Any] | None = None
     features: Callable[[Any], torch.Tensor] | None = None
+    fetch: Callable[[Any], Any] | None = None  # a batch -> its samples read and decoded again, by ids that it holds
     knobs: Mapping[str, list[Any]] = field(default_factory=dict)  # dotted config key -> values that may be tried
+    _anatomy: Anatomy | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         modules = self.modules if isinstance(self.modules, Mapping) else {}
@@ -79,7 +76,8 @@ class Harness:
     @property
     def device(self) -> torch.device:
         """Where the first parameter lives; the CPU where there is none."""
-        return next((p.device for p in parameters(self).values()), torch.device("cpu"))
+        every = (parameter for module in self.modules.values() for parameter in module.parameters())
+        return next((parameter.device for parameter in every), torch.device("cpu"))
 
 
 def is_replay() -> bool:
@@ -99,42 +97,102 @@ def replaying() -> Iterator[None]:
         _replaying.reset(token)
 
 
+def autocasting(harness: Harness) -> AbstractContextManager[Any]:
+    """The precision that a forward pass has, where the harness asks for another than its tensors'."""
+    if harness.autocast is None:
+        return nullcontext()
+    return torch.autocast(harness.device.type, dtype=AUTOCAST[harness.autocast])
+
+
+def anatomy(harness: Harness) -> Anatomy:
+    """Its modules and tensors by name, as they are now."""
+    known = harness._anatomy
+    if known is None or not known.holds(harness.modules):
+        known = harness._anatomy = Anatomy(harness.modules)
+    return known
+
+
 def parameters(harness: Harness) -> dict[str, nn.Parameter]:
     """Every parameter once, by name: "encoder.blocks.0.weight". A tied one has the first of its names."""
-    return _named(harness, lambda module: module._parameters)
+    return dict(anatomy(harness).parameters)
 
 
 def buffers(harness: Harness) -> dict[str, torch.Tensor]:
     """Every buffer once, by name, the non-persistent ones too."""
-    return _named(harness, lambda module: module._buffers)
+    return dict(anatomy(harness).buffers)
 
 
-def named_modules(harness: Harness) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(harness: Harness) -> list[tuple[str, nn.Module]]:
     """Every module once, by the name that it has beneath wrappers: "encoder.blocks.0"."""
-    seen: set[int] = set()
-    for name, module in harness.modules.items():
-        yield from _walk(name, module, seen)
+    return list(anatomy(harness).modules)
 
 
-def take_state(harness: Harness) -> State:
-    """A copy of the state, as plain nested data; nothing in it shares memory with the harness."""
-    params = parameters(harness)
+def cloned(_path: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no memory, cut from its graph, in the same strides."""
+    return tensor.detach().clone()
+
+
+def take_state(harness: Harness, keep: Keep = cloned) -> State:
+    """The state, as plain nested data: a copy that shares no memory with the harness, unless `keep` decides otherwise
+    for some tensors."""
+    return joined(take_lasting(harness, keep), take_passing(harness, keep))
+
+
+def take_lasting(harness: Harness, keep: Keep) -> State:
+    """So much of the state as lies in the same tensors from step to step, as a rule."""
+    seen = anatomy(harness)
     return {
-        "parameters": {name: _copied(p) for name, p in params.items()},
-        "buffers": {name: _copied(b) for name, b in buffers(harness).items()},
-        "gradients": {name: _copied(p.grad) for name, p in params.items() if p.grad is not None},
-        "requires_grad": {name: p.requires_grad for name, p in params.items()},
-        "training": {name: module.training for name, module in named_modules(harness)},
-        "optimizers": {key: _take_optimizer(one, params) for key, one in harness.optimizers.items()},
-        "scaler": _copied(harness.scaler.state_dict()) if harness.scaler else None,
-        "extra": {key: _take_extra(holder) for key, holder in harness.extra_state.items()},
+        "parameters": _held(seen.parameters, "parameters", keep),
+        "buffers": _held(seen.buffers, "buffers", keep),
+        "optimizers": {
+            key: _take_optimizer(f"optimizers.{key}", one, seen.parameters, keep)
+            for key, one in harness.optimizers.items()
+        },
     }
+
+
+def take_passing(harness: Harness, keep: Keep) -> State:
+    """The rest: numbers and flags of the host, gradients that were left, and what only the user's objects know."""
+    seen = anatomy(harness)
+    gradients = {name: p.grad for name, p in seen.parameters.items() if p.grad is not None}
+    return {
+        "gradients": _held(gradients, "gradients", keep),
+        "requires_grad": {name: p.requires_grad for name, p in seen.parameters.items()},
+        "training": {name: module.training for name, module in seen.modules},
+        "groups": {key: _take_groups(f"optimizers.{key}", one, keep) for key, one in harness.optimizers.items()},
+        "scaler": _take_scaler(harness.scaler, keep),
+        "extra": {key: _take_extra(f"extra.{key}", holder, keep) for key, holder in harness.extra_state.items()},
+    }
+
+
+def joined(lasting: State, passing: State) -> State:
+    """One state of both halves."""
+    optimizers = {key: {"groups": passing["groups"][key], **one} for key, one in lasting["optimizers"].items()}
+    rest = {name: passing[name] for name in ("gradients", "requires_grad", "training")}
+    return {
+        "parameters": lasting["parameters"],
+        "buffers": lasting["buffers"],
+        **rest,
+        "optimizers": optimizers,
+        "scaler": passing["scaler"],
+        "extra": passing["extra"],
+    }
+
+
+def settled(state: State, keep: Keep) -> State:
+    """A state whose tensors are replaced once more, and where no number of the scaler is still on a device."""
+    found: State = _held(state, "", keep)
+    for name in _ON_DEVICE if found["scaler"] else ():
+        if isinstance(number := found["scaler"][name], torch.Tensor):
+            found["scaler"][name] = number.item()
+    return found
 
 
 def put_state(harness: Harness, state: State) -> None:
     """Write a state back, in place, so that references held by the user's code stay valid.
 
-    Raises BadInput where the harness has other names or shapes than the state.
+    Raises BadInput where the harness has other names or shapes than the state; for a harness of another config see
+    `step.refit`, which makes a state that fits.
     """
     params = parameters(harness)
     _put_tensors("parameters", params, state["parameters"])
@@ -149,44 +207,25 @@ def put_state(harness: Harness, state: State) -> None:
         _put_optimizer(key, optimizer, state["optimizers"], params)
     if harness.scaler and state["scaler"]:
         harness.scaler.load_state_dict(_copied(state["scaler"]))
+        harness.scaler._per_optimizer_states.clear()  # of a step that did not come to its end
     for key, holder in harness.extra_state.items():
         _put_extra(key, holder, state["extra"])
 
 
-def _named(harness: Harness, of: Callable[[nn.Module], Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    for prefix, module in named_modules(harness):
-        for name, tensor in of(module).items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                if f"{prefix}.{name}" in found:
-                    raise BadInput(f"Harness: two tensors are called {prefix}.{name}; give the modules other names")
-                found[f"{prefix}.{name}"] = tensor
-    return found
-
-
-def _walk(prefix: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with the names that they have underneath wrappers, each once."""
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    if inside := _WRAPPERS.get(type(module).__name__):
-        yield from _walk(prefix, getattr(module, inside), seen)
-        return
-    yield prefix, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(f"{prefix}.{name}", child, seen)
-
-
-def _take_optimizer(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> State:
+def _take_optimizer(
+    path: str, optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], keep: Keep
+) -> State:
     names = _names_in(optimizer, params)
+    state = {names[id(p)]: dict(entry) for p, entry in optimizer.state.items() if id(p) in names}
     return {
-        "groups": [{k: _copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "names": [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups],
-        "state": {names[id(p)]: _copied(dict(entry)) for p, entry in optimizer.state.items() if id(p) in names},
+        "state": _held(state, f"{path}.state", keep),
     }
+
+
+def _take_groups(path: str, optimizer: torch.optim.Optimizer, keep: Keep) -> Any:
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return _held(groups, f"{path}.groups", keep)
 
 
 def _put_optimizer(
@@ -217,8 +256,20 @@ def _names_in(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Paramete
     }
 
 
-def _take_extra(holder: Any) -> Any:
-    return holder.get_state() if isinstance(holder, torch.Generator) else _copied(holder.state_dict())
+_ON_DEVICE = {"scale": "_scale", "_growth_tracker": "_growth_tracker"}  # numbers of a scaler -> where it has them
+
+
+def _take_scaler(scaler: torch.amp.GradScaler | None, keep: Keep) -> Any:
+    """`state_dict()` would wait for the device; what it would read there is kept as tensors until `settled`."""
+    if scaler is None or keep is cloned or getattr(scaler, "_scale", None) is None:
+        return _copied(scaler.state_dict()) if scaler else None
+    fixed = {"growth_factor": scaler._growth_factor, "backoff_factor": scaler._backoff_factor}
+    numbers = {name: getattr(scaler, attribute).clone() for name, attribute in _ON_DEVICE.items()}
+    return {**fixed, "growth_interval": scaler._growth_interval, **numbers}
+
+
+def _take_extra(path: str, holder: Any, keep: Keep) -> Any:
+    return holder.get_state() if isinstance(holder, torch.Generator) else _held(holder.state_dict(), path, keep)
 
 
 def _put_extra(key: str, holder: Any, states: Mapping[str, Any]) -> None:
@@ -250,11 +301,20 @@ def _some(names: list[str], most: int = 3) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """A copy that shares no memory; tensors are cut from their graph and keep their strides."""
+    return _held(value, "", cloned)
+
+
+def _held(value: Any, path: str, keep: Keep) -> Any:
+    """A copy in which `keep` decides about tensors; those of types that have no parts here are copied."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return type(value)((k, _copied(v)) for k, v in value.items()) if type(value) is dict else copy.deepcopy(value)
+        return keep(path, value)
+    if value is None or type(value) in _CONSTANT:
+        return value
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _held(item, f"{path}.{key}", keep)) for key, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_copied(v) for v in value)
+        return type(value)(_held(item, f"{path}.{i}", keep) for i, item in enumerate(value))
     return copy.deepcopy(value)
+
+
+_CONSTANT = frozenset({bool, int, float, str})

@@ -75,6 +75,10 @@ class Layout:
         """Tensors, lists and values of a batch by the path of their entry, listed or not."""
         return dict(_leaves(batch, self.entries))
 
+    def changed(self, batch: Any, change: Callable[[str, Any], Any]) -> Any:
+        """The batch with `change(entry, value)` in the place of each entry, listed or not; containers are new."""
+        return _rebuild(batch, self.entries, change)
+
     def sizes(self, batch: Any) -> dict[str, int]:
         """Length of each axis, in order of first appearance. Refuses a batch that the layout does not fit."""
         found = dict(_leaves(batch, self.entries))

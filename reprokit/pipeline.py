@@ -7,29 +7,38 @@ the caller's matter. News on the way goes to a `Progress`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from reprokit.errors import BadInput
+from reprokit import works
+from reprokit._scratch import Scratch
+from reprokit.errors import BadInput, Infrastructure
+from reprokit.failure import matching
 from reprokit.incident import Incident, Manifest
-from reprokit.reduce.isolation import NotReproduced
-from reprokit.reduce.publish import publish
-from reprokit.reduce.reducer import reduce as search
-from reprokit.reduce.result import Progress as Step
-from reprokit.reduce.result import Reduction
-from reprokit.replay import attempts
-from reprokit.replay.attempts import Replay
+from reprokit.replay import draws
 from reprokit.replay.choose import open_engine
-from reprokit.replay.verdict import PRESETS, Verdict
+from reprokit.replay.engines.base import Engine
+from reprokit.replay.fetch import fetched, is_id
+from reprokit.replay.predicate import load as load_predicate
+from reprokit.replay.replay import Asking
+from reprokit.replay.replay import device as device_of
+from reprokit.replay.replay import replay as run_again
+from reprokit.replay.result import Replay
+from reprokit.replay.verdict import ALPHA, PRESETS, attempts_for
 from reprokit.report import bundle as bundles
+from reprokit.report import figures
 from reprokit.report import standalone as scripts
+from reprokit.step import rewind
 from reprokit.step.case import Case
-from reprokit.step.outcome import Outcome
 from reprokit.step.worker import Worker
 from reprokit.triage.locate import Located
 from reprokit.triage.locate import locate as trace
+from reprokit.triage.triage import Part, Triage
+from reprokit.triage.triage import check as check_triage
+from reprokit.triage.triage import triage as find_what_decides
 
 
 class Progress(Protocol):
@@ -56,7 +65,14 @@ class Options:
 
     n: int = PRESETS["default"]  # attempts, at most
     min_rate: float = 0.0  # rate of failure that must be supported
+    confidence: float = 0.95  # of what is said about rates
     estimate: bool = False  # go on after FLAKY is certain, to estimate the rate
+    rng: Literal["captured", "fresh"] = "captured"  # fresh: a seed for each attempt
+    vary: tuple[str, ...] = ()  # what each attempt draws a value of
+    deterministic: bool = False  # torch's deterministic algorithms, whatever was captured
+    predicate: str | None = None  # module:function or file.py:function: whether an outcome is the failure
+    out: Path | None = None  # folder for the journal and the logs of attempts
+    resume: Path | None = None  # such a folder of a run that was interrupted
     engine: str | None = None
     jobs: int | None = None
     timeout: float = 900.0  # seconds for one evaluation
@@ -64,8 +80,18 @@ class Options:
     image: str | None = None
     base: str | None = None
     wheelhouse: Path | None = None
+    compiler: bool = False  # the image has one, for torch.compile
     network: str = "none"
     trust: bool = False
+    inner: str | None = None  # engine inside fork, ray and slurm
+    ray_address: str | None = None
+    store: str | None = None  # where nodes of a cluster fetch incidents
+    partition: str | None = None  # of Slurm
+    rewind: int = 0  # history steps that run before the failing one
+
+    def __post_init__(self) -> None:
+        if self.match is not None:
+            matching(self.match)  # said now, and not by every evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,84 +102,129 @@ class Subject:
     foreign: bool = False
 
 
-def opened(where: str | Path) -> Subject:
-    """The incident in a folder or a bundle. Raises BadInput where there is none, or not all of it."""
+def opened(where: str | Path, store: str | None = None) -> Subject:
+    """The incident in a folder or a bundle, or that the store has under this id: who put it there may be anybody, so
+    that is from elsewhere, too. Raises BadInput where there is none, or not all of it."""
+    if is_id(str(where)) and not Path(where).exists():
+        return Subject(incident=fetched(str(where), store), foreign=True)
     incident, foreign = bundles.open_any(Path(where))
     return Subject(incident=incident, foreign=foreign)
 
 
-def attempts_of(n: int | None, preset: str) -> int:
-    """How many attempts: the number, or what the preset stands for. Raises BadInput for an unknown preset."""
+def attempts_of(n: int | None, preset: str, min_rate: float = 0.0, confidence: float = 1 - ALPHA) -> int:
+    """How many attempts: the number, or what the preset stands for, or more where the rate to support takes more.
+    Raises BadInput for an unknown preset."""
     if preset not in PRESETS:
         raise BadInput(f"--preset {preset}: unknown; one of {', '.join(PRESETS)}")
-    return n or PRESETS[preset]
+    least = attempts_for(min_rate, 1 - confidence) if 0 < min_rate < 1 else 1
+    return n or max(PRESETS[preset], least)
 
 
-def replay(subject: Subject, options: Options, progress: Progress, case: Case | None = None) -> Replay:
-    """Run the incident, or a case of it, `options.n` times, and judge."""
-    case = case or Case(incident=subject.incident.path)
-    failed = 0
+def replay(
+    subject: Subject, options: Options, progress: Progress, case: Case | None = None, *, keep: bool = False
+) -> Replay:
+    """Run the incident, or a case of it, `options.n` times, and judge. A reduction that went back in history does so
+    again.
 
-    def on_attempt(index: int, outcome: Outcome) -> None:
-        nonlocal failed
-        failed += outcome.status == "FAIL"
-        progress.show(f"replay in {engine.name}", index + 1, options.n, f"{failed} failed")
-
-    with _engine(subject, options, progress) as engine:
-        progress.show(f"replay in {engine.name}", 0, options.n)
-        return attempts.run(
-            case,
-            engine,
-            options.n,
-            min_rate=options.min_rate,
-            estimate=options.estimate,
-            on_attempt=on_attempt,
-        )
-
-
-def reduce(
-    subject: Subject, out: Path, options: Options, progress: Progress, *, budget: int | None = None
-) -> Reduction:
-    """Find the smallest case, replay it afresh, and publish it as an incident below `out`.
-
-    Raises NotReproduced where the incident, or in the end its smallest case, does not fail; nothing is written then.
+    keep: also without `options.out` attempts are kept while it goes on, so that it can be resumed. Raises
+    `attempts.Halted`, with what is known by then, where it is interrupted.
     """
-    _trusted(subject, options, "a reduction")
-    show = lambda step: progress.show(f"reduce {step.axis or step.phase}", step.calls, None, _sizes(step))
-    with Worker(subject.incident, match=options.match) as worker:
-        evaluate = lambda case, isolation: worker.evaluate(case, isolation, timeout=options.timeout)
-        found = search(subject.incident, evaluate, budget=budget, on_progress=show)
-    verified = replay(subject, options, progress, replace(found.case, thorough=True))
-    if verified.verdict is not Verdict.REPRODUCIBLE:
-        raise NotReproduced(
-            f"{subject.incident.path}: the smallest case found does not replay afresh "
-            f"({attempts.sentence(verified)}), so it is not published; next: reprokit replay"
-        )
-    found = replace(found, verified=verified.to_json())
-    return replace(found, path=publish(subject.incident, found, out).path)
+    case = case or Case(incident=subject.incident.path, rewind=options.rewind or rewind.needed(subject.incident))
+    works.check(subject.incident, "replay")
+    rewind.check(subject.incident, case.rewind)
+    asking = _asking(subject, options, keep)
+    with engine_of(subject, options, progress) as engine:
+        return run_again(subject.incident, case, engine, asking, say=progress.say, show=progress.show)
 
 
-def locate(subject: Subject, options: Options, *, standalone: Path | None = None) -> Located:
-    """The operation that makes the first bad value. standalone: a folder for a script of plain torch that runs it."""
+def _asking(subject: Subject, options: Options, keep: bool) -> Asking:
+    """Raises BadInput for what can be refused before an image is built."""
+    where, device = options.inner or options.engine or "docker", device_of(subject.incident)
+    draws.check(options.vary, engine=where, device=device, deterministic=options.deterministic)
+    return Asking(
+        n=options.n,
+        min_rate=options.min_rate,
+        alpha=round(1 - options.confidence, 9),
+        estimate=options.estimate,
+        jobs=options.jobs,
+        rng=options.rng,
+        vary=options.vary,
+        deterministic=options.deterministic,
+        predicate=load_predicate(options.predicate) if options.predicate else None,
+        out=options.out,
+        resume=options.resume,
+        keep=keep,
+        circumstances={name: getattr(options, name) for name in ("match", "timeout", "image", "base", "inner")},
+    )
+
+
+def locate(subject: Subject, options: Options) -> Located:
+    """The operation that makes the first bad value."""
+    works.check(subject.incident, "locate")
     _trusted(subject, options, "locating")
     with Worker(subject.incident, match=options.match) as worker:
         evaluate = lambda case: worker.evaluate(case, timeout=options.timeout)
-        found = trace(subject.incident, evaluate, worker.arguments)
-    if standalone is not None:
-        scripts.write(found, standalone)
-    return found
+        return trace(subject.incident, evaluate, worker.arguments)
+
+
+def triage(
+    subject: Subject, options: Options, progress: Progress, *, part: Part | None = None, only: Collection[str] = ()
+) -> Triage:
+    """What decides whether it fails: factors where it comes and goes, changed experiments where it comes each time.
+    `options.n` attempts at each value that decides."""
+    works.check(subject.incident, "triage")
+    check_triage(only, options.n)  # said now, and not after an image was built
+    base = Case(incident=subject.incident.path, rewind=options.rewind or rewind.needed(subject.incident))
+    rewind.check(subject.incident, base.rewind)
+    with ExitStack() as stack:
+        engine = stack.enter_context(engine_of(subject, options, progress))
+        forked, forks = _forked(subject, options, progress, engine, stack)
+        return find_what_decides(
+            subject.incident,
+            base,
+            engine,
+            n=options.n,
+            part=part,
+            only=only,
+            forked=forked,
+            forks=forks,
+            on_attempt=lambda count, what: progress.show(f"triage in {engine.name}", count, None, what),
+        )
+
+
+def _forked(
+    subject: Subject, options: Options, progress: Progress, engine: Engine, stack: ExitStack
+) -> tuple[Engine | None, str]:
+    """An engine that forks where the other one starts afresh; or why there is none."""
+    if engine.name not in ("docker", "process"):
+        return None, f"engine {engine.name} has no fresh processes to compare with; use process or docker"
+    try:
+        around = replace(options, engine="fork", inner=engine.name)
+        return stack.enter_context(engine_of(subject, around, progress)), ""
+    except (BadInput, Infrastructure) as error:
+        return None, str(error)
+
+
+def check_script(folder: Path) -> None:
+    """Raises BadInput where the script of an operation could not be written."""
+    scripts.check(folder)
+
+
+def write_script(found: Located, folder: Path) -> Path:
+    """A script of plain torch that runs the operation, and its inputs; into a folder that does not exist yet."""
+    return scripts.write(found, folder)
 
 
 def image_of(subject: Subject, options: Options, progress: Progress) -> str:
     """The tag of the image in which the incident runs; built where it is missing."""
     from reprokit.replay import image  # talks to Docker: not for those who never do
 
-    if options.image:
-        return options.image
-    return image.ensure(
-        subject.incident.requirements(),
+    return image.of(
+        subject.incident,
+        given=options.image,
         base=options.base,
         wheelhouse=options.wheelhouse,
+        compiler=options.compiler,
         trust=options.trust or not subject.foreign,
         progress=progress.say,
     )
@@ -168,7 +239,11 @@ def bundle(
     image: str | None = None,
 ) -> dict[str, Any]:
     """Write the bundle and check it as a stranger would; its JSON. image: the tag that its run.sh looks for first."""
-    path = bundles.write(subject.incident, out, replay=replayed, reduction=reduction, image=image)
+    with Scratch("pictures") as scratch:
+        drawn = _pictures(subject.incident, Path(scratch))
+        path = bundles.write(
+            subject.incident, out, replay=replayed, reduction=reduction, image=image, pictures=drawn
+        )
     manifest = bundles.verify(path)
     folder = bundles.folder_of(subject.incident)
     return {
@@ -177,8 +252,20 @@ def bundle(
         "id": manifest.id,
         "folder": folder,
         "verified": True,
+        "pictures": sorted(drawn),
         "run": f"tar --zstd -xf {shlex.quote(str(path))} && ./{folder}/run.sh",
     }
+
+
+def _pictures(incident: Incident, folder: Path) -> dict[str, Path]:
+    """By their names in a bundle; none where matplotlib is not installed, or nothing can be drawn."""
+    trail = (incident.manifest.certificate or {}).get("trail") or []
+    found = {}
+    with suppress(BadInput, ValueError, TypeError, LookupError):
+        found["batch.png"] = figures.sheet_of(incident, None, folder / "batch.png")
+        if len(trail) > 1:
+            found["curve.png"] = figures.curve([tuple(point) for point in trail], folder / "curve.png")
+    return found
 
 
 def verify(where: str | Path) -> Manifest:
@@ -190,15 +277,20 @@ def verify(where: str | Path) -> Manifest:
 def _trusted(subject: Subject, options: Options, what: str) -> None:
     if subject.foreign and not options.trust:
         raise BadInput(
-            f"{subject.incident.path.name}: a bundle holds somebody's code, and {what} runs it on this machine; "
+            f"{subject.incident.name}: a bundle holds somebody's code, and {what} runs it on this machine; "
             "add --trust if you trust whoever made it"
         )
 
 
-def _engine(subject: Subject, options: Options, progress: Progress) -> Any:
+def engine_of(subject: Subject, options: Options, progress: Progress) -> Engine:
+    """Where its cases run; a context manager."""
     return open_engine(
         subject.incident,
         options.engine,
+        inner=options.inner,
+        ray_address=options.ray_address,
+        store=options.store,
+        partition=options.partition,
         foreign=subject.foreign,
         trust=options.trust,
         jobs=options.jobs,
@@ -207,10 +299,7 @@ def _engine(subject: Subject, options: Options, progress: Progress) -> Any:
         image=options.image,
         base=options.base,
         wheelhouse=options.wheelhouse,
+        compiler=options.compiler,
         network=options.network,
         say=progress.say,
     )
-
-
-def _sizes(step: Step) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in step.kept.items())

@@ -31,7 +31,7 @@ from reprokit._storage import Block, Placed
 from reprokit._windows import digest
 from reprokit.errors import BadInput
 
-__all__ = ["MISSING", "Packed", "Unstorable", "digest", "load", "pack", "save", "unpack"]
+__all__ = ["MISSING", "Packed", "Unstorable", "digest", "load", "pack", "refer", "save", "unpack"]
 
 FORMAT = 1
 MAX_DEPTH = 100  # of nesting: each level costs up to five of the interpreter's thousand frames, and callers need theirs
@@ -72,11 +72,19 @@ class Packed:
     def nbytes(self) -> int:
         return sum(block.memory.numel() for block in self.blocks)
 
+    def copied(self) -> Packed:
+        """The same in memory of its own."""
+        return replace(self, blocks=tuple(block.copied() for block in self.blocks))
+
 
 def pack(data: object, *, name: str = "data", on_unstorable: OnUnstorable | None = None) -> Packed:
     """Copy data, on the devices where it is. `on_unstorable` is told of what cannot be kept, which becomes MISSING."""
-    packed = _describe(data, name, on_unstorable)
-    return replace(packed, blocks=tuple(block.copied() for block in packed.blocks))
+    return refer(data, name=name, on_unstorable=on_unstorable).copied()
+
+
+def refer(data: object, *, name: str = "data", on_unstorable: OnUnstorable | None = None) -> Packed:
+    """Like `pack`, without the copy: keeps the data's memory alive, and is changed by whoever writes into that."""
+    return _describe(data, name, on_unstorable)
 
 
 def unpack(packed: Packed) -> Any:
@@ -84,20 +92,33 @@ def unpack(packed: Packed) -> Any:
     return _Decoder({block.name: _storage.duplicate(block) for block in packed.blocks}).decode(packed.data)
 
 
-def save(data: object, folder: Path, name: str, *, on_unstorable: OnUnstorable | None = None) -> None:
-    """Write NAME.json, and NAME.safetensors if there are tensors, from where they lie. Takes a Packed as well."""
+def save(
+    data: object,
+    folder: Path,
+    name: str,
+    *,
+    on_unstorable: OnUnstorable | None = None,
+    without: Collection[str] = (),
+) -> None:
+    """Write NAME.json, and NAME.safetensors if there are tensors, from where they lie. Takes a Packed as well.
+
+    without: blocks of a Packed whose bytes are kept elsewhere, for `load` to be handed.
+    """
     packed = data if isinstance(data, Packed) else _describe(data, name, on_unstorable)
     tensors = folder / f"{name}.safetensors"
     tensors.unlink(missing_ok=True)
-    if packed.blocks:
-        _storage.write(packed.blocks, tensors)
+    if own := [block for block in packed.blocks if block.name not in without]:
+        _storage.write(own, tensors)
     blocks = {block.name: block.spec() for block in packed.blocks}
     document = {"reprokit_tree": FORMAT, "data": packed.data, "blocks": blocks}
     (folder / f"{name}.json").write_text(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
 
 
-def load(folder: Path, name: str) -> Any:
-    """What `save` wrote. Tensors go to the device that they were on, or to the CPU where that is missing."""
+def load(folder: Path, name: str, elsewhere: Mapping[str, torch.Tensor] | None = None) -> Any:
+    """What `save` wrote. Tensors go to the device that they were on, or to the CPU where that is missing.
+
+    elsewhere: the bytes of blocks that `save` was told to leave out.
+    """
     path = folder / f"{name}.json"
     try:
         document = json.loads(path.read_bytes(), parse_constant=_refuse)
@@ -106,7 +127,10 @@ def load(folder: Path, name: str) -> Any:
             raise BadInput(f"{path}: written by a newer reprokit; upgrade reprokit")
         if version != FORMAT:
             raise ValueError("another format")
-        placed = _storage.read(folder / f"{name}.safetensors", blocks) if blocks else {}
+        held = elsewhere or {}
+        own = {block: spec for block, spec in blocks.items() if block not in held}
+        placed = _storage.read(folder / f"{name}.safetensors", own) if own else {}
+        placed |= {block: _storage.placed(held[block], spec) for block, spec in blocks.items() if block in held}
         return _Decoder(placed).decode(document["data"])
     except OSError as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"

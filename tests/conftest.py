@@ -6,12 +6,24 @@ REPROKIT_REQUIRE lists, with commas, what must not be missing: `REPROKIT_REQUIRE
 from __future__ import annotations
 
 import os
+import random
 import re
+import signal
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("reprokit", deadline=None)  # a machine that is busy is no failure
+settings.load_profile("reprokit")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell put into the background; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = {name.strip() for name in os.environ.get("REPROKIT_REQUIRE", "").split(",")} - {""}
 
@@ -29,6 +41,15 @@ def docker_is_missing() -> str:
     return ""
 
 
+def forget_gone_modules() -> None:
+    """Scripts of other tests whose files were temporary: a capture in this process would name them as missing."""
+    below = f"{tempfile.gettempdir()}{os.sep}"
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(below) and not os.path.exists(file):
+            del sys.modules[name]
+
+
 OPTIONAL: dict[str, Callable[[], str]] = {"docker": docker_is_missing}
 
 
@@ -38,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    forget_gone_modules()
     for name, is_missing in OPTIONAL.items():
         if item.get_closest_marker(name) and (why := is_missing()):
             missing(name, why)
@@ -55,16 +77,16 @@ def base_image() -> str:
     """A base image that fits this Python, for tests marked `docker`."""
     from docker.errors import ImageNotFound
 
-    from reprokit.replay import daemon, image
+    from reprokit.replay import bases, daemon
 
     client = daemon.connect()
-    for name in (image.OWN_BASE, f"python:{image.MINOR}-slim"):
+    for name in (bases.OWN, f"python:{bases.MINOR}-slim"):
         try:
             client.images.get(name)
         except ImageNotFound:
             continue
         return name
-    missing("docker", f"no base image: run .ci/base-image, or docker pull python:{image.MINOR}-slim")
+    missing("docker", f"no base image: run .ci/base-image, or docker pull python:{bases.MINOR}-slim")
     raise AssertionError
 
 
@@ -92,3 +114,112 @@ def closure(*names: str) -> list[str]:
         found[name] = f"{name}=={about.version}"
         todo += [re.match(r"[\w.-]+", need)[0] for need in about.requires or () if "extra ==" not in need]
     return sorted(found.values())
+
+
+@pytest.fixture(scope="session")
+def fill():
+    """fill(draft, harness, config, batch, donor): what an incident has beside its source, as of this process."""
+    from reprokit.harness import take_state
+    from reprokit.step import flags, rng
+
+    def write(draft, harness, config, batch, donor, *, variables=None):
+        draft.write_yaml("config.yaml", config)
+        draft.write_json("command.json", {"argv": [], "cwd": ".", "path": []})
+        draft.write_json("environment.json", {"variables": variables or {}})
+        draft.write_json("flags.json", {**flags.take(), "device": "cpu"})
+        draft.write_text("requirements.txt", "torch\n")
+        draft.write_tree("state", "state", {**take_state(harness), "loop": {"micro": 0}})
+        draft.write_tree("ranks/00", "batch", batch)
+        if donor is not None:
+            draft.write_tree("ranks/00", "donor", donor)
+        draft.write_tree("ranks/00", "rng", rng.take())
+
+    return write
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+import reprokit
+
+
+def build(config):
+    torch.manual_seed(config["seed"])
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(config["dropout"]), nn.Linear(8, 1))
+    count = [0]
+
+    def step(batch):
+        x = batch["x"]
+        {body}
+        return {{"loss": net(x).pow(2).mean()}}
+
+    return reprokit.Harness(modules={{"net": net}}, optimizer=torch.optim.AdamW(net.parameters()), step=step,
+                            layout={{"x": "b d"}})
+"""
+
+
+@pytest.fixture
+def make_incident(tmp_path, incidents_in):
+    """make_incident(body="", batch=..., donor=..., signature=...) -> Incident whose step runs `body` on x first."""
+    return incidents_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def incidents_in(fill):
+    """incidents_in(folder) -> make_incident, for fixtures that outlive a test."""
+    import torch
+
+    from reprokit.failure import Kind, Signature
+    from reprokit.incident import Draft
+    from reprokit.step.load import load_entrypoint
+
+    def make_in(folder):
+        def make(body="pass", batch=None, donor="healthy", signature=None, variables=None, config=None, symptoms=()):
+            name = f"train{random.getrandbits(40):x}"  # each its own module: scripts of other tests stay out of it
+            source = folder / name
+            source.mkdir()
+            (source / f"{name}.py").write_text(SCRIPT.format(body=body.replace("\n", "\n        ")))
+            config = {"seed": 3, "dropout": 0.5} | (config or {})
+            harness = load_entrypoint(f"{name}.py:build", source)(config)
+            healthy = {"x": torch.rand(4, 4, generator=torch.Generator().manual_seed(1))}
+            if batch is None:
+                batch = {"x": healthy["x"].clone()}
+                batch["x"][2, 1] = float("nan")
+            with Draft(folder / "incidents") as draft:
+                fill(draft, harness, config, batch, healthy if donor == "healthy" else None, variables=variables)
+                draft.write_text(f"source/tree/{name}.py", (source / f"{name}.py").read_text())
+                return draft.publish(
+                    "incident",
+                    signature=signature or Signature(kind=Kind.NONFINITE_LOSS, where="loss"),
+                    symptoms=symptoms,
+                    step=1,
+                    entrypoint=f"{name}.py:build",
+                    layout={"x": "b d"},
+                )
+
+        return make
+
+    return make_in
+
+
+@pytest.fixture
+def captured(tmp_path, monkeypatch):
+    """captured(name): the incident of a recipe in tests/zoo. Seeds are tried where it fails only sometimes."""
+    import torch
+
+    from reprokit.incident import Incident
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "zoo"))  # a script's folder, as a user's train.py has
+    monkeypatch.delitem(sys.modules, "adapter", raising=False)  # one that an incident brought may be a copy
+    import adapter
+
+    def capture(name):
+        for seed in range(20):
+            torch.manual_seed(seed)
+            recorder = adapter.main(name, tmp_path / "incidents", rehearse=False)
+            if recorder.incidents:
+                return Incident.open(recorder.incidents[-1])
+        raise AssertionError(f"{name} did not fail in 20 tries")
+
+    return capture

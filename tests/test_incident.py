@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from reprokit import incident as incidents
 from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature, Symptom
-from reprokit.incident import MANIFEST, Draft, FileEntry, Incident, Manifest
+from reprokit.incident import DRAFT_PREFIX, MANIFEST, Draft, FileEntry, Incident, Manifest, sweep
 
 FIELDS: dict[str, Any] = {
     "signature": Signature(kind=Kind.NONFINITE_LOSS, where="pred_loss"),
@@ -391,3 +392,25 @@ def test_killed_at_any_moment_an_incident_is_whole_or_absent(tmp_path: Path) -> 
         Incident.open(path)
     for path in drafts:
         refused(path)
+
+
+def aged(path, seconds):
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def test_a_sweep_takes_what_was_left_and_nothing_that_is_written_or_whole(tmp_path):
+    (left := tmp_path / f"{DRAFT_PREFIX}left").mkdir()
+    aged(left, 120)
+    with Draft(tmp_path) as done:
+        done.write_text("a.txt", "a")
+        whole = done.publish("whole", signature=None, step=1, entrypoint="train.py:build", layout={})
+    with Draft(tmp_path) as writing:
+        aged(writing.path, 3600)
+        fresh = tmp_path / f"{DRAFT_PREFIX}fresh"
+        fresh.mkdir()
+        assert sweep(tmp_path) == [left.name]
+        assert writing.path.is_dir() and fresh.is_dir()
+    assert Incident.open(whole.path) and not left.exists()
+    assert sweep(tmp_path / "nowhere") == []

@@ -27,8 +27,8 @@ def name_of(build: Callable[..., Any], given: str | None = None) -> tuple[str, P
     file = getattr(module, "__file__", None)
     if file is None:
         raise BadInput(
-            f"Recorder: build is defined in {build.__module__}, which has no file (a notebook or a prompt?); "
-            "move it into a module, and import it from there"
+            f"Recorder: build is defined in {build.__module__}, which has no file (a notebook or a prompt?), so no "
+            "replay can import it; move it into a module beside, and import it from there"
         )
     path = Path(file).resolve()
     if given:

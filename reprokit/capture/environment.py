@@ -74,8 +74,12 @@ def command(root: Path) -> dict[str, Any]:
     root, folder = root.resolve(), Path.cwd()
     inside = folder == root or root in folder.parents
     start = folder if inside else root
-    arguments, redacted = redact.argv([_relative(word, root, start) for word in sys.argv])
-    original, _ = redact.argv([_relative(word, root, start) for word in sys.orig_argv[1:]])
+    left_out: list[str] = []
+    try:
+        arguments, redacted = redact.argv([_relative(word, root, start) for word in sys.argv])
+        original, _ = redact.argv([_relative(word, root, start) for word in sys.orig_argv[1:]])
+    except redact.Unscanned as reason:
+        arguments, redacted, original, left_out = [], [], [], [f"argv: {reason}"]
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return {
         "argv": arguments,
@@ -89,6 +93,7 @@ def command(root: Path) -> dict[str, Any]:
         "xoptions": {name: value for name, value in sys._xoptions.items() if name != "frozen_modules"},
         "warnoptions": list(sys.warnoptions),
         "redacted": redacted,
+        "left_out": left_out,
     }
 
 

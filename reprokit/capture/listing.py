@@ -112,7 +112,7 @@ class Listing:
         room = caps.total
         order = lambda found: (splitext(found.path)[1] not in CODE, not found.tracked, found.size, found.path)
         for found in sorted(self.files, key=order):
-            if redact.is_secret_file(basename(found.path)) or redact.is_secret_file(basename(found.file)):
+            if redact.is_secret_file(found.path) or redact.is_secret_file(found.file):
                 reason = "a file of credentials"
             elif found.size > caps.file:
                 reason = f"{found.size:,} bytes, over {caps.file:,} a file"

@@ -162,13 +162,18 @@ def _redirect_logging(before: TextIO, after: TextIO) -> None:
                     handler.setStream(after)
 
 
-def stacks() -> str:
-    """Where every thread of this process stands, the asking one first."""
+def stacks(first: int | None = None, title: str = "current") -> str:
+    """Where every thread of this process stands, the asking one first; or another, by its ident, with its title."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
+    own = threading.get_ident() if first is None else first
     frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != own, names.get(item[0], "~"), item[0]))
     parts = []
     for ident, frame in frames:
-        title = f"Thread {names.get(ident, 'not started by Python')}{' (current)' if ident == own else ''}:"
-        parts.append(f"{title}\n{''.join(traceback.format_stack(frame))}")
+        name = f"{names.get(ident, 'not started by Python')}{f' ({title})' if ident == own else ''}"
+        parts.append(f"Thread {name}:\n{''.join(traceback.format_stack(frame))}")
     return "\n".join(parts)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in a log: its type and what it says."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

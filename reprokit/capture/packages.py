@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,8 +27,10 @@ from packaging.utils import canonicalize_name
 from reprokit.capture import redact
 
 ALWAYS = ("torch", "numpy", "safetensors", "pyyaml")  # what an attempt imports by itself
-NEVER = ("reprokit",)  # mounted into the attempt, in the version that replays
+NEVER = ("reprokit", "detect-secrets")  # mounted into the attempt, in the version that replays; a tool of capture
 TOOLS = ("pip", "setuptools", "wheel")  # imported by accident of start-up: only where something requires them
+TORCH_BUILD = r"(?P<build>cpu|cu\d{2,3}|rocm\d+(\.\d+)+|xpu)"  # local versions that have an index of PyTorch's own
+_TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +53,14 @@ class Package:
         parts = urlsplit(self.origin["url"]) if self.origin and "dir_info" in self.origin else None
         folder = Path(unquote(parts.path)) if parts and parts.scheme == "file" else None
         return folder if folder is not None and folder.is_dir() else None
+
+    @property
+    def local(self) -> bool:
+        """Whether no index has it: installed from a folder, which an image's build may have removed since. conda says
+        the same of what it has built, and that an index has, too."""
+        if not self.origin or "dir_info" not in self.origin:
+            return False
+        return self.folder is not None or self.distribution.read_text("INSTALLER") not in (None, "", "conda", "conda\n")
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"name": self.name, "version": self.version}
@@ -124,7 +136,7 @@ def _lines(package: Package, archived: Collection[str]) -> list[str]:
         return [f"# {pin}: in the incident, below source/packages"]
     origin = package.origin or {}
     address = origin.get("url", "")
-    if package.folder is not None:  # of the source in the incident, if it was below its root
+    if package.local:  # of the source in the incident, if it was below its root
         return [f"# {pin}: from a folder{' (editable)' if package.editable else ''}, so no index has it"]
     if vcs := origin.get("vcs_info"):
         version = vcs.get("commit_id") or vcs.get("requested_revision") or ""
@@ -134,9 +146,15 @@ def _lines(package: Package, archived: Collection[str]) -> list[str]:
         return [f"{package.name} @ {address}"]
     if address:
         return [f"# {package.name}: installed from a file, {Path(unquote(urlsplit(address).path)).name}", pin]
-    if "+" in package.version:
-        return [f"# {package.name}: needs the index of the +{package.version.partition('+')[2]} builds", pin]
+    if build := package.version.partition("+")[2]:
+        where = f", {torch_index(build)}" if re.fullmatch(TORCH_BUILD, build) else ""
+        return [f"# {package.name}: needs the index of the +{build} builds{where}", pin]
     return [pin]
+
+
+def torch_index(build: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Where PyTorch has its wheels of one build. variables: of the environment, which may name a mirror."""
+    return f"{(variables.get('REPROKIT_TORCH_INDEX') or _TORCH_INDEX).rstrip('/')}/{build}"
 
 
 @lru_cache(maxsize=4)

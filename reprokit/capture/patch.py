@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reprokit._scratch import Scratch
 from reprokit.capture import redact
 from reprokit.capture.repository import GITLINK, LINK, Repository, git, joined, shown
 
@@ -53,7 +53,7 @@ def make(
 
     largest, total: bytes of one new version, and of all of them. Raises GitError.
     """
-    with tempfile.TemporaryDirectory(prefix="reprokit-git-") as scratch:
+    with Scratch("git") as scratch:
         offered = set(untracked)
         workshop = _Workshop(repository, commit, Path(scratch))
         left_out = workshop.stage(untracked, withheld, largest)
@@ -69,7 +69,8 @@ def make(
             else:
                 total -= size
                 kept.append(change)
-        cleaned, redacted = workshop.clean(kept)
+        cleaned, redacted, unscanned = workshop.clean(kept)
+        left_out |= unscanned
         closed, revealing = workshop.closed(cleaned, largest)
         whole = [change for change in cleaned if change.path in closed]
         lines = [change for change in cleaned if change.path not in closed]
@@ -133,17 +134,21 @@ class _Workshop:
                 found.append(_Change(**modes, old=old, new=new, status=status, path=os.fsdecode(path)))
         return found
 
-    def clean(self, changes: Sequence[_Change]) -> tuple[list[_Change], list[str]]:
-        """The same changes, to new versions without secrets, and where there were some."""
+    def clean(self, changes: Sequence[_Change]) -> tuple[list[_Change], list[str], dict[str, str]]:
+        """The same changes, to new versions without secrets; where there were some; and what could not be searched."""
         contents = self._contents(change.new for change in changes if change.new_mode != LINK)
-        cleaned, redacted = [], []
+        cleaned, redacted, unscanned = [], [], {}
         for change in changes:
-            data, found = redact.content(contents.get(change.new, b""), change.path)
+            try:
+                data, found = redact.content(contents.get(change.new, b""), change.path)
+            except redact.Unscanned as reason:
+                unscanned[change.path] = str(reason)
+                continue
             if found:
                 blob = self._run("hash-object", "-w", "--stdin", stdin=data).decode().strip()
                 redacted += found
             cleaned.append(replace(change, new=blob) if found else change)
-        return cleaned, redacted
+        return cleaned, redacted, unscanned
 
     def closed(self, changes: Sequence[_Change], largest: int) -> tuple[set[str], list[str]]:
         """Paths whose old version a patch must not show, and where secrets are in them."""
@@ -152,8 +157,11 @@ class _Workshop:
         for change in changes:
             if change.status in "MT":
                 data = contents.get(change.old)  # None: too large to look into
-                found = redact.content(data, f"{shown(change.path)} at the commit")[1] if data is not None else []
-                revealing += found
+                try:
+                    found = redact.content(data, change.path)[1] if data is not None else []
+                except redact.Unscanned:
+                    data, found = None, []
+                revealing += [f"at the commit, {place}" for place in found]
                 if found or data is None:
                     paths.add(change.path)
         return paths, revealing

@@ -1,53 +1,53 @@
 """Watch training, and write an incident when a step fails.
 
-At the start of each step the recorder takes what a replay needs: state, generators, the batch. If the step is healthy
-its batch becomes the donor of the next one; if not, all of that is written. Nothing that goes wrong while an incident
-is written may reach training: it goes on, or stops with its own error, never with ours.
+At the start of each step the recorder takes hold of what a replay needs: state, generators, the batch, most of it by
+reference (`Start` says why that is enough). If the step is healthy its batch becomes the donor of the next one; if not,
+all of that is copied before anything is updated, and written. Nothing that goes wrong while an incident is written may
+reach training: it goes on, or stops with its own error, never with ours.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import yaml
 
-from reprokit import failure, tree
+from reprokit import _yaml, tree
+from reprokit.capture import black_box as box
+from reprokit.capture import loaders
+from reprokit.capture.begun import Begun
+from reprokit.capture.disk import Disk
 from reprokit.capture.entrypoint import name_of
-from reprokit.capture.logs import Tee
-from reprokit.capture.rehearsal import rehearse
-from reprokit.capture.snapshot import Snapshot, write
+from reprokit.capture.flights import Flight, Flights, latch_of
+from reprokit.capture.history import BYTES, STEPS, History
+from reprokit.capture.logs import one_line
+from reprokit.capture.ranks import Ranks, Told
+from reprokit.capture.recovery import AT_MOST, IncidentCaptured, OnFailure, Recovery
+from reprokit.capture.rehearsal import Rehearsals
+from reprokit.capture.seen import Seen
+from reprokit.capture.signals import Signals
+from reprokit.capture.snapshot import Saw, Snapshot
 from reprokit.capture.source import find_root
-from reprokit.errors import BadInput, ReprokitError
-from reprokit.failure import Signature
-from reprokit.harness import Harness, parameters, take_state
+from reprokit.capture.watchdog import Watchdog
+from reprokit.capture.writer import BatchMode, StateMode, Writer
+from reprokit.errors import BadInput
+from reprokit.harness import Harness
 from reprokit.layout import Layout
-from reprokit.step import flags, rng
+from reprokit.step import detectors
+from reprokit.step.limits import Limits
 from reprokit.step.load import stop_if_loading
 from reprokit.step.probe import Probe
 from reprokit.step.run import run
 
-REHEARSE_BELOW = 1 << 30  # bytes of state: the rehearsal writes and reads it once, a second or two
-REHEARSED = 2  # healthy steps: the first shows what cannot replay at all, the second what has moved since `build`
-METRICS_KEPT = 256  # steps of loss terms in an incident: enough to see a drift, small enough to forget about
+__all__ = ["IncidentCaptured", "Recorder", "Watch"]
 
 log = logging.getLogger("reprokit")
-
-
-class IncidentCaptured(ReprokitError):
-    """A step failed without raising, and was captured. `path` is the incident, `signature` what failed."""
-
-    def __init__(self, path: Path, signature: Signature, step: int) -> None:
-        super().__init__(
-            f"step {step}: {signature.kind} at {signature.where}; captured in {path}; next: reprokit show {path}"
-        )
-        self.path = path
-        self.signature = signature
 
 
 class Recorder:
@@ -55,8 +55,18 @@ class Recorder:
 
     harness, build, config: what `build(config)` returned, and both of its sides. out: the folder of the incidents.
     entrypoint: "package.module:build" where it cannot be told from `build` itself. on_failure: "raise"
-    IncidentCaptured. rehearse: replay the first two healthy steps in a fresh process; "auto" does while the state is
-    under 1 GB. Raises BadInput where a replay could not find `build` again, or the config is no plain data.
+    IncidentCaptured; "skip" what failed, skip_at_most steps in a row; or "fallback" to another precision, clipping or
+    loss scale for that step (docs/recorder.md): `skipped` and `fallbacks` tell where. rehearse: replay the first two
+    healthy steps in a fresh process; "auto" does while the state is under 1 GB. history: how many steps before the
+    failing one an incident holds, for `replay --rewind`; their batches are not copied. history_bytes: the most that
+    those batches, and the states from which they can be run again, may take where they are. limits: from where on a
+    finite value is a failure (docs/detectors.md). latch: read a step's numbers late and hold the parameters until then
+    (docs/recorder.md); "auto" does where all optimizers are fused. black_box: keep what a step begins with in shared
+    memory, so that a process that dies in it leaves an incident; only under `reprokit run`, which asks for it by
+    default. It costs a copy of each batch, one of the state every few steps, and their memory. state: "checkpoint"
+    points to what the last checkpoint holds (see `checkpoint`), "none" keeps none; batch: "pointers" keeps the names of
+    samples alone; disk: what incidents may take; recapture: write a failure each time, not once (docs/incidents.md).
+    Raises BadInput where a replay could not find `build` again, or the config is no plain data.
     """
 
     def __init__(
@@ -67,50 +77,113 @@ class Recorder:
         config: Any,
         out: str | Path = "incidents",
         entrypoint: str | None = None,
-        on_failure: Literal["raise"] = "raise",
+        on_failure: OnFailure = "raise",
+        skip_at_most: int = AT_MOST,
         rehearse: bool | Literal["auto"] = "auto",
+        history: int = STEPS,
+        history_bytes: int = BYTES,
+        limits: Limits | None = None,
+        latch: bool | Literal["auto"] = "auto",
+        black_box: bool | None = None,
+        state: StateMode = "full",
+        batch: BatchMode = "full",
+        disk: Disk | None = None,
+        recapture: bool = False,
     ) -> None:
         stop_if_loading()
         if not isinstance(harness, Harness):
             raise BadInput(
                 f"Recorder: the first argument is a {type(harness).__name__}; hand over what build(config) returns"
             )
-        if on_failure != "raise":
-            raise BadInput(f"Recorder: on_failure={on_failure!r}; expected 'raise'")
-        self.incidents: list[Path] = []
+        self._history, limits = History(history, history_bytes), limits or Limits()
+        self._watchdog = Watchdog(limits.hang_after)
         self.findings: list[str] = []  # of the rehearsal: what will not replay, a line each
         self.steps = 0  # that were begun
         self._watching = False
+        self._told: Exception | None = None  # that a step raised last
+        self._begun: Begun | None = None  # the step that is under way
         self._harness = harness
         self._layout = Layout.parse(harness.layout)
-        self._config = _plain(config)
-        self._entrypoint, self._file = name_of(build, entrypoint)
-        self._root = find_root(self._file)
-        self._out = Path(out).absolute()  # training may change its directory
-        self._rehearsals = REHEARSED if self._wanted(rehearse) else 0
-        self._donor: tree.Packed | None = None
-        self._micro = 0
-        self._metrics: deque[dict[str, Any]] = deque(maxlen=METRICS_KEPT)
-        self._tee = Tee()
-        self._writes = True  # until a write failed: one line about a full disk is enough
+        name, file = name_of(build, entrypoint)
+        self._root = find_root(file)
+        of_run = box.Run(
+            config=_plain(config),
+            entrypoint=name,
+            layout=self._layout.spec,
+            root=self._root,
+            out=Path(out).absolute(),  # training may change its directory
+        )
+        self._writer = Writer(of_run, state=state, batch=batch, limits=disk, recapture=recapture)
+        self.incidents = self._writer.incidents
+        self._ranks = Ranks(self._writer, self._history)
+        self._signals = Signals(busy=self._writer.busy, finish=self._writer.finish)
+        self._box = box.BlackBox(black_box, of_run)
+        self._rehearsals = Rehearsals(harness, rehearse)
+        self._flights = Flights(
+            harness,
+            detectors.of_run(limits),
+            self._history,
+            latch_of(harness, latch),
+            self._box,
+            metrics=self._writer.metrics,
+            finding=self._finding,
+        )
+        self._recovery = Recovery(
+            self._flights,
+            on_failure=on_failure,
+            at_most=skip_at_most,
+            capture=self._capture,
+            watching=self._overdue,
+            healthy=self._healthy,
+            fell_back=self._writer.fell_back,
+            metrics=self._writer.metrics,
+            findings=self.findings,
+            roots=[self._root],
+        )
+        self.skipped, self.fallbacks = self._recovery.skipped, self._recovery.fallbacks
 
     def __enter__(self) -> Recorder:
-        self._tee.__enter__()
+        self._writer.__enter__()
+        self._signals.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tee.__exit__(kind, error, trace)
+        if error is not None:
+            self._recovery.on_failure = "raise"  # training ends in any case
+        late = self._late_failure()
+        if isinstance(error, Exception) and error is not self._told and late is None:
+            self._between_steps(error)
+        self._ranks.close(error)
+        late = late or self._late_failure()  # of another rank, in the last step
+        self._watchdog.close()
+        self._box.close()
+        self._writer.__exit__(kind, error, trace)
+        self._signals.__exit__()
+        if late is not None and error is None:
+            raise late
+
+    def checkpoint(self, path: str | Path, step: int | None = None) -> None:
+        """The loop has written a checkpoint, after this step (by default the last). With `state="checkpoint"`, what it
+        holds of a failing step's state is not written once more: keep the file for as long as the incident."""
+        self._writer.checkpoint(Path(path), self.steps if step is None else step)
+
+    def settle(self) -> None:
+        """Judge every step so far, waiting for its numbers: what is saved then has all their updates. Raises
+        IncidentCaptured."""
+        self._settle(wait=True)
 
     def step(self, batch: Any) -> Any:
-        """Run `harness.step` on a batch and all that belongs to the step; returns what it returned.
+        """Run `harness.step` on a batch and all that belongs to the step; returns what it returned, or None where it
+        raised and was skipped.
 
         Raises IncidentCaptured where the step failed quietly, and what the step itself raises.
         """
+        result = None
         with self._watched(batch) as probe:
-            result = run(self._harness, batch, probe, micro=self._micro)
-        return result
+            result = run(self._harness, batch, probe, micro=self._flights.micro)
+        return self._recovery.result(self.steps, result)
 
     @contextmanager
     def watch(self, batch: Any) -> Iterator[Watch]:
@@ -118,134 +191,144 @@ class Recorder:
 
         Raises IncidentCaptured at its end where the step failed quietly, and what the loop itself raises.
         """
-        with self._watched(batch) as probe:
+        with self._watched(batch, ours=False) as probe:
             yield Watch(probe)
 
+    def capture(self, why: str) -> Path | None:
+        """Write an incident though nothing failed, and go on; `kill -USR1` asks for the same at the end of a step.
+
+        Within a step it is of that step. Between two it is of what comes next, with the last healthy batch in place of
+        one that nobody has seen yet; what ran before is in its history. Call it where the loop runs. Raises BadInput
+        before the first step has ended. None where it could not be written, which a line in the log explains.
+        """
+        begun = self._begun if self._watching else self._between()
+        return self._capture(begun, Seen(), None, {"reason": why})
+
+    def _between(self) -> Begun | None:
+        if (donor := self._flights.donor) is None:
+            raise BadInput("Recorder.capture: no step has ended yet, so there is no batch; call it in a step or after")
+        line = f"batch: of the step after {self.steps}, which nobody has seen yet; the last healthy one is in its place"
+        return self._next(tree.unpack(donor.packed), [line])
+
+    def _next(self, batch: Any, left_out: list[str], *, came: bool = True) -> Begun | None:
+        """The step after the last one, as if it began now; None, with a line, where that cannot be taken."""
+        try:
+            begun = self._flights.take(self.steps, batch, whole=True)
+        except Exception as trouble:
+            log.error("nothing is captured: what a step would start from cannot be taken: %s", one_line(trouble))
+            return None
+        return replace(begun, step=self.steps + 1, came=came, left_out=[*begun.left_out, *left_out])
+
+    def _between_steps(self, error: Exception) -> None:
+        """What leaves the loop where no step is under way: captured where it is the loader's, else left alone."""
+        if (seen := loaders.seen(error, [self._root])) is None:
+            return
+        if path := self._capture(self._next({}, [], came=False), seen, error):
+            error.add_note(f"reprokit captured what its loader left in {path}; next: reprokit show {path}")
+
     @contextmanager
-    def _watched(self, batch: Any) -> Iterator[Probe]:
+    def _watched(self, batch: Any, *, ours: bool = True) -> Iterator[Probe]:
         if self._watching:
             raise BadInput(
                 "Recorder: a step was begun inside another one; end the first, or give it a recorder of its own"
             )
-        start = self._begin(batch)
+        self.steps += 1
+        if self.steps == 1:
+            self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
+        self._begun = begun = self._flights.begin(self.steps, batch)
         self._watching = True
+        self._ranks.begin(begun)
         try:
-            with Probe(self._harness) as probe:
+            self._stop_if_told()
+            probe = self._flights.probe(begun, batch)
+            flight = Flight(number=self.steps, begun=begun, probe=probe, ours=ours)
+            with probe, self._overdue(begun, self.steps):
                 yield probe
         except (IncidentCaptured, BadInput):
             raise  # of a step inside this one; of a harness that is not what it must be: no failure of training
         except Exception as error:
-            probe.fail(error, [self._root])
-            self._note(error, self._capture(start, probe, error))
-            raise
-        finally:
-            self._watching = False
-        self._end(start, probe)
-
-    def _begin(self, batch: Any) -> Snapshot | None:
-        """What the step starts from; None where that cannot be taken, which is said once and stops nothing."""
-        self.steps += 1
-        if self.steps == 1:
-            self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
-        try:
-            return self._take(batch)
-        except Exception as trouble:
-            self._finding(f"what the step starts from cannot be taken: {_one_line(trouble)}")
-            return None
-
-    def _take(self, batch: Any) -> Snapshot:
-        left_out: list[str] = []
-        packed = tree.pack(
-            batch, name="batch", on_unstorable=lambda entry, value: left_out.append(self._lacks(entry, value))
-        )
-        return Snapshot(
-            step=self.steps,
-            state={**take_state(self._harness), "loop": {"micro": self._micro}},
-            rng=rng.take(),
-            flags={**flags.take(), "device": str(self._harness.device)},
-            batch=packed,
-            donor=self._donor,
-            left_out=left_out,
-        )
-
-    def _lacks(self, entry: str, value: object) -> str:
-        self._finding(
-            f"{entry} ({type(value).__name__}) cannot be stored, so a replay lacks it; use tensors, arrays, "
-            "numbers, strings, and lists, tuples or dicts of them"
-        )
-        return f"{entry}: a {type(value).__name__} cannot be stored"
-
-    def _end(self, start: Snapshot | None, probe: Probe) -> None:
-        self._metrics.append({"step": self.steps, **{name: str(value) for name, value in probe.losses.items()}})
-        self._micro = (self._micro + 1) % self._harness.accumulate
-        for stranger in dict.fromkeys(probe.strangers):
-            self._finding(
-                f"an optimizer that the harness does not list took a step: {stranger}; hand it over in "
-                "Harness(optimizer={'name': optimizer, ...})"
-            )
-        signature = failure.first(probe.symptoms)
-        if signature is None:
-            self._healthy(start, probe)
-        elif path := self._capture(start, probe, None):
-            raise IncidentCaptured(path, signature, self.steps)
-
-    def _healthy(self, start: Snapshot | None, probe: Probe) -> None:
-        if start is None:
+            if loaders.interrupts(error):
+                raise  # of a worker that died meanwhile: no failure of this step
+            if not self._goes_on(flight, error):
+                raise
             return
-        self._donor = start.batch
-        if self._rehearsals:
-            self._rehearsals -= 1
-            try:
-                findings = rehearse(lambda out: self._write(out, start, probe, None))
-            except Exception as trouble:
-                findings = [f"the rehearsal broke: {_one_line(trouble)}"]
-            for line in findings:
-                self._finding(line)
-                self._rehearsals = 0  # what is known to be wrong need not be shown twice
+        finally:
+            self._watching, self._begun = False, None
+            self._ranks.end()
+            self._box.end()
+        self._flights.end(flight)
+        self._settle()
+        self._signals.settle()
+        if self._signals.asked() and self._flights.donor is not None:
+            self.capture("SIGUSR1")
 
-    def _wanted(self, rehearse: bool | Literal["auto"]) -> bool:
-        size = _state_bytes(self._harness)
-        if rehearse == "auto" and size >= REHEARSE_BELOW:
-            log.warning("no rehearsal: the state has %.1f GB; Recorder(rehearse=True) does it all the same", size / 1e9)
+    def _goes_on(self, flight: Flight, error: Exception) -> bool:
+        """Whether training does, after what left a step. Its cause may be an earlier one, which is judged first."""
+        flight.error = self._told = error
+        self._flights.end(flight)
+        if earlier := self._late_failure():
+            error.add_note(str(earlier))
             return False
-        return bool(rehearse)
+        self._told = error if flight.ends else None  # it holds all that the step held
+        return not flight.ends
+
+    def _late_failure(self) -> IncidentCaptured | None:
+        """Of a step that ended and was not judged yet."""
+        try:
+            self._settle(wait=True)
+        except IncidentCaptured as late:
+            return late
+        return None
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """Judge the steps whose numbers have arrived. wait: all of them. Raises IncidentCaptured, for a failure of
+        another rank too."""
+        try:
+            self._recovery.settle(wait=wait)
+        except IncidentCaptured as captured:
+            if told := self._ranks.ended(captured.path):
+                raise _captured(told) from captured.__cause__
+            raise
+        self._stop_if_told()
+
+    def _stop_if_told(self) -> None:
+        if told := self._ranks.told():
+            raise _captured(told)
+
+    def _healthy(self, flight: Flight) -> None:
+        self._ranks.healthy(flight.number)
+        self._flights.healthy(flight)
+        if (begun := flight.begun) is None:
+            return
+        for line in self._rehearsals.after(lambda out: self._writer.write_to(out, self._snapshot(begun), flight.probe)):
+            self._finding(line)
+            self._history.doubt(line)
 
     def _finding(self, line: str) -> None:
         if line not in self.findings:
             self.findings.append(line)
             log.warning("step %d would not replay: %s", self.steps, line)
 
-    def _capture(self, start: Snapshot | None, probe: Probe, error: BaseException | None) -> Path | None:
-        if start is None or not self._writes:
-            return None
-        try:
-            incident = self._write(self._out, start, probe, error)
-        except Exception as trouble:
-            self._writes = False
-            log.error("no incident could be written to %s, training is left alone: %s", self._out, _one_line(trouble))
-            return None
-        self.incidents.append(incident)
-        return incident
+    def _overdue(self, begun: Begun | None, step: int) -> AbstractContextManager[None]:
+        """Around a step, which is captured where it hangs: on the watchdog's thread, while it goes on."""
+        write = lambda hang: self._capture(begun, hang.seen, None, {"traceback": hang.stacks})
+        return self._watchdog.watching(step, write)
 
-    def _write(self, out: Path, start: Snapshot, probe: Probe, error: BaseException | None) -> Path:
-        return write(
-            out,
-            start,
-            probe,
-            error,
-            config=self._config,
-            entrypoint=self._entrypoint,
-            layout=self._layout.spec,
-            root=self._root,
-            exclude=[self._out],
-            metrics=list(self._metrics),
-            logs={"stdout": self._tee.stdout(), "stderr": self._tee.stderr()},
+    def _capture(
+        self, begun: Begun | None, saw: Saw, error: BaseException | None, logs: Mapping[str, str] | None = None
+    ) -> Path | None:
+        if begun is None:
+            return None
+        write = lambda company: self._writer.write(
+            begun.step, lambda: replace(self._snapshot(begun), company=company), saw, error, logs
         )
+        with self._signals.writing():
+            return self._ranks.capture(begun, saw, error, write)
 
-    @staticmethod
-    def _note(error: BaseException, path: Path | None) -> None:
-        if path:
-            error.add_note(f"reprokit captured this step in {path}; next: reprokit show {path}")
+    def _snapshot(self, begun: Begun) -> Snapshot:
+        start, past = begun.snapshot(), self._history.past(begun.step)
+        where, notes = loaders.where(self._harness.loader)
+        return replace(start, past=past, loader=where, left_out=[*start.left_out, *self._history.notes(), *notes])
 
 
 class Watch:
@@ -259,21 +342,19 @@ class Watch:
         self._probe.look_at_losses(losses)
 
 
+def _captured(told: Told) -> IncidentCaptured:
+    """What all ranks raise, whichever failed."""
+    assert told.path is not None
+    assert told.signature is not None
+    return IncidentCaptured(told.path, told.signature, told.step, f"in rank {told.rank}, as the first")
+
+
 def _plain(config: Any) -> Any:
     """A copy of a config that a YAML file can hold. Raises BadInput where it cannot."""
     try:
-        return yaml.safe_load(yaml.safe_dump(config))
-    except yaml.YAMLError as error:
+        return _yaml.read(yaml.safe_dump(config))
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(
-            f"Recorder: config holds what YAML cannot ({_one_line(error)}); a config is plain data: dicts, "
+            f"Recorder: config holds what YAML cannot ({one_line(error)}); a config is plain data: dicts, "
             "lists, numbers, strings, booleans and None"
         ) from error
-
-
-def _state_bytes(harness: Harness) -> int:
-    """Of parameters and, for an optimizer with two moments, what it will keep."""
-    return 3 * sum(p.numel() * p.element_size() for p in parameters(harness).values())
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

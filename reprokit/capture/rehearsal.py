@@ -7,24 +7,58 @@ captured.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
+from reprokit._scratch import Scratch
+from reprokit.capture.again import in_company
+from reprokit.capture.logs import one_line
 from reprokit.errors import ReprokitError
+from reprokit.harness import Harness, parameters
 from reprokit.incident import Incident
 from reprokit.step.worker import child_environment
 
 DEADLINE = 600.0  # seconds: starting a process, building, three steps; past that the step is too slow to rehearse
+BELOW = 1 << 30  # bytes of state: the rehearsal writes and reads it once, a second or two
+STEPS = 2  # healthy ones: the first shows what cannot replay at all, the second what has moved since `build`
+
+log = logging.getLogger("reprokit")
+
+
+class Rehearsals:
+    """Of the first healthy steps of a run. wanted: "auto" does while the state is small."""
+
+    def __init__(self, harness: Harness, wanted: bool | Literal["auto"]) -> None:
+        size = _state_bytes(harness)
+        if wanted == "auto" and size >= BELOW:
+            log.warning("no rehearsal: the state has %.1f GB; Recorder(rehearse=True) does it all the same", size / 1e9)
+            wanted = False
+        self._left = STEPS if wanted else 0
+
+    def after(self, write: Callable[[Path], Path]) -> list[str]:
+        """A healthy step has ended: what of it does not replay, a line each. Never raises."""
+        if self._left and in_company():
+            log.info("no rehearsal: a step of several ranks is not run beside them")
+            self._left = 0
+        if not self._left:
+            return []
+        try:
+            findings = rehearse(write)
+        except Exception as trouble:
+            findings = [f"the rehearsal broke: {one_line(trouble)}"]
+        self._left = 0 if findings else self._left - 1  # what is known to be wrong need not be shown twice
+        return findings
 
 
 def rehearse(write: Callable[[Path], Path]) -> list[str]:
     """Write a snapshot of the step below the folder that `write` is given, replay it in a fresh process, and return
     what
     does not replay, a line each. Never raises for what goes wrong in it."""
-    with tempfile.TemporaryDirectory(prefix="reprokit-rehearsal-") as scratch:
+    with Scratch("rehearsal") as scratch:
         try:
             incident = Incident.open(write(Path(scratch)))
         except (ReprokitError, OSError) as error:
@@ -48,3 +82,8 @@ def rehearse(write: Callable[[Path], Path]) -> list[str]:
             return [str(line) for line in json.loads(out.read_text())]
         tail = log.read_text(errors="replace").strip().splitlines()[-1:]
         return [f"a fresh process that should replay this step died: {' '.join(tail)}"]
+
+
+def _state_bytes(harness: Harness) -> int:
+    """Of parameters and, for an optimizer with two moments, what it will keep."""
+    return 3 * sum(p.numel() * p.element_size() for p in parameters(harness).values())

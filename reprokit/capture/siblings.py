@@ -2,9 +2,10 @@
 
 No index has it, and tomorrow its folder holds something else. What to take is read off the modules of this process:
 those that come neither from the source root nor from a folder of installed packages, and those that pip installed from
-a folder which is still there. The unit is the outermost regular package or module, so of a namespace package only the
-parts that were imported. Each keeps its dotted place below `source/packages/`: modules that were imported, wherever
-they lie (behind links, in a second `__path__` entry, built into `site-packages`), and what lies beside them.
+a folder, which the build of an image may have removed since. The unit is the outermost regular package or module, so of
+a namespace package only the parts that were imported. Each keeps its dotted place below `source/packages/`: modules
+that were imported, wherever they lie (behind links, in a second `__path__` entry, built into `site-packages`), and what
+lies beside them.
 
 Whatever is archived hides the live package from a replay. So a package whose imported modules do not all fit is not
 taken at all: half of it would be worse than none.
@@ -155,7 +156,7 @@ def _is_sibling(file: str, root: Path, owner: Package | None) -> bool:
     real = os.path.realpath(file)
     if real.startswith(f"{root}{os.sep}") and not (is_too_much(root) and dirname(real) != str(root)):
         return False
-    if owner is not None and owner.folder is not None:
+    if owner is not None and owner.local:
         return not (owner.editable and _is_installed(file))  # else of an editable install the hook that leads to it
     if _is_installed(file) or _is_installed(real):
         return False

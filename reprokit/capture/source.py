@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import basename
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def archive(
     caps: Caps | None = None,
     modules: Mapping[str, Any] | None = None,
 ) -> SourceRecord:
-    """Write `source/` of an incident.
+    """Write `source/` of an incident; of code that cannot be searched for secrets only where it came from.
 
     exclude: folders of the recorder's own, which may lie below the root. caps: of the tree, and again of the packages
     beside it. modules: what was imported, by default all that this process has.
@@ -52,10 +51,13 @@ def archive(
     exclude = [*exclude, draft.path]
     listing = take(root.resolve(), exclude)
     kept, refused = listing.choose(caps)
-    commit, found, origin = _origin(listing, refused, caps)
+    if unscanned := _unscanned():
+        listing.left_out, kept = [f"source: no code and no patch, since {unscanned}"], []
+    commit, found, origin = _origin(listing, refused, caps, with_patch=not unscanned)
     draft.file("source/patch.diff").write_bytes(found.diff)
     files, taken, redacted = _copy(draft, kept, listing, "source/tree")
     left_out = [*listing.left_out, *found.left_out]
+    changed = list(redacted)
     redacted += found.redacted
     draft.write_json(
         "source/git.json",
@@ -72,15 +74,33 @@ def archive(
             "bytes": taken,
         },
     )
+    if unscanned:
+        return SourceRecord(commit=commit, left_out=left_out, redacted=[], distributions=[])
     beside = siblings.take(root.resolve(), exclude, caps, sys.modules.copy() if modules is None else modules)
-    redacted += _write_packages(draft, beside)
+    more = _write_packages(draft, beside)
     left_out = _shortened([*beside.listing.left_out, *left_out], NAMED_IN_MANIFEST)
     return SourceRecord(
         commit=commit,
         left_out=left_out,
-        redacted=_shortened(redacted, NAMED),
+        redacted=[*_note([*changed, *more]), *_shortened([*redacted, *more], NAMED)],
         distributions=beside.distributions,
     )
+
+
+def _unscanned() -> str:
+    """Why nothing can be searched for secrets, if so: then nothing that should have been is written."""
+    try:
+        redact.ready()
+    except redact.Unscanned as reason:
+        return str(reason)
+    return ""
+
+
+def _note(redacted: list[str]) -> list[str]:
+    """What a reader must know before comparing this code with what ran."""
+    lines = len({place.rpartition(": ")[0] for place in redacted})
+    where = f"{lines:,} line{'s' if lines > 1 else ''}"
+    return [f"source: the code was changed in {where}, where a secret became a marker of its length"] if lines else []
 
 
 def find_root(file: Path) -> Path:
@@ -109,7 +129,9 @@ def _top(file: Path) -> Path | None:
     return None if top is None or is_too_much(top) else top
 
 
-def _origin(listing: Listing, refused: set[str], caps: Caps) -> tuple[str | None, patch.Patch, dict[str, Any]]:
+def _origin(
+    listing: Listing, refused: set[str], caps: Caps, *, with_patch: bool
+) -> tuple[str | None, patch.Patch, dict[str, Any]]:
     """What git knows: the commit, the way from it to the working tree, and the rest of git.json."""
     commit, found = None, patch.Patch(diff=b"", changed=[], left_out=[], redacted=[])
     origin: dict[str, Any] = {"branch": None, "remotes": {}, "folder": "", "filters": {}}
@@ -122,7 +144,7 @@ def _origin(listing: Listing, refused: set[str], caps: Caps) -> tuple[str | None
 
     def withheld(path: str) -> bool:
         name = seen_from(listing.root, repository, path)
-        return redact.is_secret_file(basename(path)) or (
+        return redact.is_secret_file(path) or (
             name is not None and (name in refused or listing.excluded(name))
         )
 
@@ -132,7 +154,7 @@ def _origin(listing: Listing, refused: set[str], caps: Caps) -> tuple[str | None
         origin["filters"] = _filters(repository, untracked, listing.left_out)
         if commit is None:
             listing.left_out.append("patch.diff: there is no commit yet, or HEAD is broken")
-        else:
+        elif with_patch:
             caps_of_patch = {"largest": caps.file, "total": caps.total}
             found = patch.make(repository, commit, untracked, withheld, **caps_of_patch)
     except (GitError, OSError, ValueError) as error:  # no room for temporary files, or answers that we cannot read
@@ -182,7 +204,11 @@ def _copy(draft: Draft, kept: Sequence[Found], listing: Listing, into: str) -> t
         except OSError as error:
             listing.left_out.append(f"{found.path}: {error.strerror}")
             continue
-        clean, places = redact.content(data, name)
+        try:
+            clean, places = redact.content(data, name)
+        except redact.Unscanned as reason:
+            listing.left_out.append(f"{found.path}: {reason}")
+            continue
         target = draft.file(name)
         target.write_bytes(clean)
         if runnable:

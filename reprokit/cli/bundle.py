@@ -26,12 +26,15 @@ def bundle(
     as_json: common.Json = False,
 ) -> int:
     """Write INCIDENT, a bug report and what a person needs to run it into one verified file."""
-    written = pipeline.bundle(pipeline.opened(incident), out, replayed=_read(replayed), image=image)
+    report = _read(replayed)
+    with common.progress() as bars:
+        common.Reporter(bars).show("bundle", 0, None)
+        written = pipeline.bundle(pipeline.opened(incident), out, replayed=report, image=image)
     if as_json:
         common.emit(written)
     else:
         common.out().print(f"{written['path']}  {written['bytes']:,} bytes, verified", markup=False)
-        common.out().print(f"next: {written['run']}", markup=False)
+        common.next_line(written["run"])
     return 0
 
 

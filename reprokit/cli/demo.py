@@ -12,7 +12,7 @@ from reprokit import pipeline
 from reprokit.cli import common
 from reprokit.cli.replay import EXIT
 from reprokit.incident import Incident
-from reprokit.replay import attempts
+from reprokit.replay.sentence import sentence
 from reprokit.report import texts
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -59,10 +59,10 @@ def _print(made: demonstration.Demo) -> None:
     steps = f"{made.reduction.calls} evaluations, {made.reduction.step_equivalents:.1f} whole steps"
     console.print(f"            {steps}, one-minimal: {'yes' if made.reduction.one_minimal else 'no'}", markup=False)
     console.print(
-        f"[bold]{made.replay.verdict}[/bold]  {common.safe(attempts.sentence(made.replay))} ({made.replay.engine})",
+        f"[bold]{made.replay.verdict}[/bold]  {common.safe(sentence(made.replay))} ({made.replay.engine})",
         soft_wrap=True,
     )
     console.print(
         f"bundle  {made.bundle['path']}  {made.bundle['bytes'] / 1e6:.1f} MB, verified", markup=False, soft_wrap=True
     )
-    console.print(f"run it  {made.bundle['run']}", markup=False)
+    common.next_line(made.bundle["run"])

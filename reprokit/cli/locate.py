@@ -10,8 +10,11 @@ import typer
 
 from reprokit import pipeline
 from reprokit.cli import common
+from reprokit.report import escape
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_ENTRIES = 3  # of the state that are named on the line
 
 
 @app.command()
@@ -23,24 +26,40 @@ def locate(
     trust: common.Trust = False,
     as_json: common.Json = False,
 ) -> int:
-    """Name the operation that makes INCIDENT's first bad value: forward, backward or optimizer. Best after `reduce`."""
+    """Name the operation that makes INCIDENT's first bad value: forward, backward or optimizer. Best after `reduce`.
+    Bad values that the step began with are followed back through the incident's history.
+
+    Exit code: 0 located, 11 the incident does not fail here, 2 bad input, 3 infrastructure.
+    """
     subject = pipeline.opened(incident)
+    if standalone:
+        pipeline.check_script(standalone)  # said now, not after the work
     common.headline(subject.incident, as_json)
-    options = pipeline.Options(timeout=timeout, match=match, trust=trust)
-    found = pipeline.locate(subject, options, standalone=standalone)
+    with common.progress() as bars:
+        common.Reporter(bars).show("locate", 0, None)
+        found = pipeline.locate(subject, pipeline.Options(timeout=timeout, match=match, trust=trust))
     if as_json:
         common.emit(found.to_json())
-        return 0
-    for line in _lines(found.description):
-        common.out().print(line, markup=False)
+    else:
+        for line in _lines(found.description, subject.incident.manifest.step):
+            common.out().print(escape.plain(line, keep=""), markup=False)
     if standalone:
-        common.out().print(f"next: python {standalone}/operation.py", markup=False)
+        script = pipeline.write_script(found, standalone)
+        if not as_json:
+            common.next_step("python", script)
     return 0
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
+def _lines(found: Mapping[str, Any], failing: int) -> list[str]:
+    lines = []
+    if entries := found["bad_before"]:
+        more = f" and {len(entries) - _ENTRIES} more" if len(entries) > _ENTRIES else ""
+        lines.append(f"the state was bad before step {failing} began: {', '.join(entries[:_ENTRIES])}{more}")
     where = f" in {found['module']}" if found["module"] else ""
-    lines = [f"{found['producer']}{where}, {found['phase'] or 'before the step began'}"]
+    when = f", step {found['step']}" if found["rewind"] else ""
+    lines.append(f"{found['producer']}{where}, {found['phase'] or 'before the step began'}{when}")
+    if found["note"]:
+        lines.append(f"  {found['note']}")
     lines += [f"  in   {_tensor(one)}" for one in found["inputs"]]
     lines += [f"  out  {_tensor(one)}" for one in found["outputs"]]
     if found["index"] is not None:

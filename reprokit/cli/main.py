@@ -9,11 +9,12 @@ from __future__ import annotations
 import signal
 import sys
 from importlib import import_module
+from types import FrameType
 
 import typer
 
 import reprokit
-from reprokit.errors import ReprokitError
+from reprokit.errors import Interrupted, ReprokitError
 
 VERBS = {
     "demo": "Train the reference video model until a step goes NaN, and take that to a bundle.",
@@ -21,26 +22,47 @@ VERBS = {
     "reduce": "The smallest case that still fails for the same reason.",
     "replay": "Run an incident N times in fresh containers or processes, and judge.",
     "locate": "The operation that makes the first bad value.",
+    "triage": "What decides whether it fails: a factor, or what changed experiments make of it.",
     "bundle": "One verified file with an incident and what a person needs to run and read it.",
     "verify": "Check a bundle or an incident: every byte against its hash.",
     "image": "Container images for replays.",
+    "run": "Train under supervision: a process that dies in a step leaves an incident.",
 }
-INTERRUPTED = 130  # what shells say of a process that SIGINT ended
+INTERRUPTED = Interrupted.exit_code
+TERMINATED = 143  # and of one that SIGTERM ended
 
 
 def run(arguments: list[str] | None = None) -> None:
     """Entry point of the command; exits with the code of the verb."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    words, others = _own(words)
     debug = "--debug" in words
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that processes, containers and scratch files go, too
-    words = [word for word in words if word != "--debug"]
+    terminated: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        """So that processes, containers and scratch files go, too."""
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    words = [word for word in words if word != "--debug"] + others
     try:
         code = _verb(words)
+        if code == INTERRUPTED:  # typer's word for it
+            raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:
         if debug and not isinstance(error, typer.TyperException):
             raise
         code = _report(error)
-    sys.exit(code)
+    sys.exit(TERMINATED if code == INTERRUPTED and terminated else code)
+
+
+def _own(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that are ours, and those of the command that `run` starts, which may have a `--debug` of its own."""
+    if words[:1] != ["run"]:
+        return words, []
+    start = next((i for i, word in enumerate(words[1:], 1) if word == "--" or not word.startswith("-")), len(words))
+    return words[:start], words[start:]
 
 
 def _verb(words: list[str]) -> int:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from reprokit import pipeline
 from reprokit.cli import common
-from reprokit.replay import attempts
+from reprokit.replay.attempts import Halted
+from reprokit.replay.draws import NAMES
+from reprokit.replay.result import Replay
+from reprokit.replay.sentence import sentence
 from reprokit.replay.verdict import Verdict
+from reprokit.report import escape
+from reprokit.report.summary import reduce_it
 
 EXIT = {
     Verdict.REPRODUCIBLE: 0,
@@ -23,6 +29,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def replay(
+    context: typer.Context,
     incident: common.Incident,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Attempts, at most.")] = None,
     preset: Annotated[str, typer.Option(help="quick (5), default (14) or strict (59) attempts.")] = "default",
@@ -30,18 +37,42 @@ def replay(
     jobs: common.Jobs = None,
     timeout: common.Timeout = 900.0,
     min_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Rate of failure that must be supported.")] = 0.0,
-    estimate: Annotated[
-        bool, typer.Option(help="Go on after the first PASS beside a FAIL, to estimate the rate.")
-    ] = False,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of what is said about rates.")] = 0.95,
+    estimate: Annotated[bool, typer.Option(help="Go on where it is settled, to estimate the rate.")] = False,
+    rng: Annotated[
+        Literal["captured", "fresh"], typer.Option(help="Generators as captured, or a seed for each attempt.")
+    ] = "captured",
+    vary: Annotated[
+        str, typer.Option(metavar="A,B", help=f"Draw each attempt's own value of some of {', '.join(NAMES)}.")
+    ] = "",
+    deterministic: Annotated[bool, typer.Option(help="Force torch's deterministic algorithms.")] = False,
+    rewind: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Steps that run before the failing one; a reduction has its own."),
+    ] = None,
     match: common.Match = None,
-    image: Annotated[str | None, typer.Option(help="Use this image as it is.")] = None,
+    predicate: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Whether an outcome (its JSON) is the failure; runs here."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for all attempts and their logs.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with attempts that are kept.")] = None,
+    image: common.Image = None,
     base_image: common.Base = None,
     wheelhouse: common.Wheels = None,
+    compiler: common.Compiler = False,
+    socket: common.Socket = None,
     network: Annotated[str, typer.Option(help="Docker network of the containers.")] = "none",
     trust: common.Trust = False,
+    inner: common.Inner = None,
+    ray_address: common.RayAddress = None,
+    store: common.Store = None,
+    partition: common.Partition = None,
     as_json: common.Json = False,
 ) -> int:
     """Run INCIDENT N times and say whether it is reproducible.
+
+    Ctrl-C says what is known by then, and how to go on from there.
 
     Exit code: 0 reproducible, 10 flaky, 11 not reproduced, 12 inconclusive, 2 bad input, 3 infrastructure.
     """
@@ -53,20 +84,57 @@ def replay(
         image=image,
         base=base_image,
         wheelhouse=wheelhouse,
+        compiler=compiler,
         network=network,
         trust=trust,
-        n=pipeline.attempts_of(n, preset),
+        inner=inner,
+        ray_address=ray_address,
+        store=store,
+        partition=partition,
+        n=pipeline.attempts_of(n, preset, min_rate, confidence),
         min_rate=min_rate,
+        confidence=confidence,
         estimate=estimate,
+        rng=rng,
+        vary=tuple(filter(None, (name.strip() for name in vary.split(",")))),
+        deterministic=deterministic,
+        predicate=predicate,
+        out=out,
+        resume=resume,
+        rewind=rewind or 0,
     )
-    subject = pipeline.opened(incident)
+    subject = pipeline.opened(incident, store)
     common.headline(subject.incident, as_json)
     with common.progress() as bars:
-        found = pipeline.replay(subject, options, common.Reporter(bars))
+        found = _found(subject, options, common.Reporter(bars))
     if as_json:
         common.emit(found.to_json())
     else:
-        common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(attempts.sentence(found))}")
-        if found.verdict is Verdict.REPRODUCIBLE and not subject.incident.manifest.parent:
-            common.out().print(f"next: reprokit reduce {incident} -o reduced", markup=False)
+        common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(sentence(found))}")
+    if found.folder and found.stopped in ("interrupted", "infrastructure"):
+        _go_on(context, found.folder, as_json)
+    elif found.verdict is Verdict.REPRODUCIBLE and not subject.incident.manifest.parent and not as_json:
+        common.next_step(*reduce_it(incident))
     return EXIT[found.verdict]
+
+
+def _found(subject: pipeline.Subject, options: pipeline.Options, progress: common.Reporter) -> Replay:
+    """Also of one that was interrupted."""
+    try:
+        return pipeline.replay(subject, options, progress, keep=True)
+    except Halted as halted:
+        return halted.replay
+
+
+def _go_on(context: typer.Context, folder: Path, as_json: bool) -> None:
+    """The same command, from where it was; on stderr where stdout belongs to JSON."""
+    given = {**context.params, "resume": folder, "out": None}
+    words: list[object] = ["reprokit", "replay", given.pop("incident")]
+    for parameter in context.command.params:
+        value = given.get(str(parameter.name))
+        if value is True:
+            words.append(parameter.opts[0])
+        elif value not in (None, False, "", parameter.default):
+            words += [parameter.opts[0], value]
+    line = " ".join(map(escape.sh, words))
+    common.say(f"to go on: {line}") if as_json else common.next_line(line)

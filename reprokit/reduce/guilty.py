@@ -5,22 +5,27 @@ three are guilty, since any of them left is enough. A question to the whole batc
 the search can do without it: it is done near the reduced case, along one axis at a time, where a question costs a few
 hundredths, and the whole batch then confirms or refutes what was found. Only what it confirmed is reported.
 
-How to read an axis: one element, or several of which each alone heals; `together`, where several heal only all at once
-(all of the axis: it does not tell where the failure is); nothing, where healing all of the axis would not heal, because
-the failure is in other tensors as well.
+How to read an axis: one element, or several of which each alone heals; `together`, where several heal only all at once;
+nothing, where only all of the axis together heals (it does not tell where the failure is), or not even that (the
+failure is in other tensors as well).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from reprokit.reduce.moves import Indices, Part
-from reprokit.reduce.oracle import Oracle
-from reprokit.reduce.search import drive, one_minimal, smallest
+from reprokit.layout import KEY
+from reprokit.reduce.asking import Asking, Indices, through
+from reprokit.reduce.moves import Part, minus
+from reprokit.reduce.rules import Rules
+from reprokit.reduce.search import one_minimal, smallest
 
 _SINGLES = 16  # kept elements that are tried one by one on the whole batch, at a whole step each
+_UNTOLD = "only all of this axis together heals: it does not tell where the failure is"
+
+Heals = Callable[[Indices], Asking[bool]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,42 +40,70 @@ class Guilt:
         return {"indices": list(self.indices), "together": self.together, "note": self.note}
 
 
-def find(oracle: Oracle, whole: Part, reduced: Part, axis: str) -> Guilt:
-    """Needs an admitted donor. Raises Spent."""
+def find(
+    rules: Rules, whole: Part, reduced: Part, axis: str, suspects: Indices = (), *, thorough: bool = False
+) -> Asking[Guilt]:
+    """Needs an admitted donor. suspects: what several independent minima have along this axis. thorough:
+    try those that are not kept as well, for the minimum is not the only one where cutting changes meaning."""
     essential = reduced.essential(axis)
     if not essential:
         return Guilt(note="the reduced case fails with this axis healed: the failure needs nothing of it")
     near = _near(reduced, axis)
-    heals_near, heals_whole = _healing(oracle, near, axis), _healing(oracle, whole, axis)
-    singles = [one for one in essential[:_SINGLES] if not oracle.fails(near.heal(axis, (one,)))]
-    if confirmed := tuple(one for one in singles if heals_whole((one,))):
-        return Guilt(indices=confirmed)
+    heals_near, heals_whole = _healing(rules, near, axis), _healing(rules, whole, axis)
+    confirmed: list[Any] = []
+    alone = yield from rules.heals_each(near, axis, () if suspects else essential[:_SINGLES])
+    for one, heals in alone.items():
+        if not heals and (yield from rules.fails(near.heal(axis, (one,)))):
+            continue  # what fails in another way near says nothing: a smaller shape may have failures of its own
+        if (yield from heals_whole((one,))):
+            confirmed.append(one)
+    if confirmed and thorough and len(whole.keep[axis]) <= _SINGLES:
+        for one in minus(whole.keep[axis], essential):
+            if (yield from heals_whole((one,))):
+                confirmed.append(one)
+    if confirmed:
+        return Guilt(indices=whole.ordered(axis, tuple(confirmed)))
+    base = whole.ordered(axis, suspects)
+    if base and (yield from heals_whole(base)):
+        return _told(whole, axis, (yield from through(one_minimal(range(len(base))), base, heals_whole)))
+    return (yield from _search(whole, near, axis, heals_near, heals_whole))
+
+
+def _search(whole: Part, near: Part, axis: str, heals_near: Heals, heals_whole: Heals) -> Asking[Guilt]:
     base: Indices = ()
-    if heals_near(near.keep[axis]):
-        base = _fewest(near.keep[axis], heals_near)
-        if heals_whole(base):
-            return Guilt(indices=base, together=len(base) > 1)
-    if not heals_whole(whole.keep[axis]):
+    if (yield from heals_near(near.keep[axis])):
+        base = yield from _fewest(near.keep[axis], heals_near)
+        if (yield from heals_whole(base)):
+            return _told(whole, axis, base)
+    if not (yield from heals_whole(whole.keep[axis])):
         return Guilt(note="healing all of this axis does not heal: the failure is outside of it, too")
-    rest = tuple(index for index in whole.keep[axis] if index not in base)
-    more = drive(smallest(rest), lambda some: heals_whole(_union(base, some)))
-    indices = drive(one_minimal(_union(base, more)), heals_whole)
+    rest = minus(whole.keep[axis], base)
+    with_base = lambda some: heals_whole(whole.ordered(axis, (*base, *some)))
+    more = yield from through(smallest(range(len(rest))), rest, with_base)
+    both = whole.ordered(axis, (*base, *more))
+    return _told(whole, axis, (yield from through(one_minimal(range(len(both))), both, heals_whole)))
+
+
+def _told(whole: Part, axis: str, indices: Indices) -> Guilt:
+    """All elements of an axis together are the whole batch by another name."""
+    if len(indices) == len(whole.keep[axis]) > 1:
+        return Guilt(note=_UNTOLD)
     return Guilt(indices=indices, together=len(indices) > 1)
 
 
 def _near(reduced: Part, axis: str) -> Part:
     """The reduced case with this axis as it was, from the first kept element on: no prefix before it failed."""
+    if axis == KEY:
+        return replace(reduced, healed={}, values={})
     first = reduced.essential(axis)[0]
-    return reduced.drop_all_but(axis, _union(reduced.keep[axis], range(first, reduced.sizes[axis]))).unhealed(axis)
+    kept = (*reduced.keep[axis], *(index for index in reduced.whole[axis] if index >= first))
+    return reduced.drop_all_but(axis, reduced.ordered(axis, kept)).unhealed(axis)
 
 
-def _healing(oracle: Oracle, part: Part, axis: str) -> Callable[[Indices], bool]:
-    return lambda indices: oracle.passes(part.heal(axis, indices))
+def _healing(rules: Rules, part: Part, axis: str) -> Heals:
+    return lambda indices: rules.passes(part.heal(axis, indices).case())
 
 
-def _fewest(items: Indices, heals: Callable[[Indices], bool]) -> Indices:
-    return drive(one_minimal(drive(smallest(items), heals)), heals)
-
-
-def _union(some: Indices, others: Indices | range) -> Indices:
-    return tuple(sorted({*some, *others}))
+def _fewest(items: Indices, heals: Heals) -> Asking[Indices]:
+    found = yield from through(smallest(range(len(items))), items, heals)
+    return (yield from through(one_minimal(range(len(found))), found, heals))

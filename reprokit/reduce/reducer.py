@@ -1,295 +1,292 @@
-"""Make an incident smaller: the fewest samples, views and frames that still fail in the same way.
+"""Make an incident smaller: the smallest case that still fails, for the same reason, and what is guilty of it.
 
-Samples go first: they seldom interact, so cutting them changes the least and makes every later question cheaper. The
-other axes follow in the order of what they save. Along each axis elements are dropped while the rest fails, and the
-result's shape twin is asked once; where healthy content in that shape fails too, the axis is searched again with a twin
-for every drop. Where the architecture refuses a shape, elements are healed instead, and stay as mere shape.
-
-No search assumes that failing is monotone without a check at the end: the closing pass drops (or heals) single elements
-of every axis until nothing changes. The tests of its last round are the certificate: each kept element was shown to
-matter.
+First it is settled what it takes to evaluate one case after another. Then a plan is driven to its end, at one
+evaluation a question, for most failures are deterministic. That was a supposition: so the reduced case, which costs
+next to nothing, is run again, from the same and from other random numbers. Where it does not fail each time, both rates
+are measured and the plan is driven once more, with as many trials a question as it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil, log2
 from time import monotonic
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from reprokit.errors import BadInput
-from reprokit.failure import Signature
-from reprokit.layout import Layout, Unfit
-from reprokit.reduce import guilty
+from reprokit.failure import DEADLY
+from reprokit.layout import KEY
+from reprokit.reduce.asking import Indices
 from reprokit.reduce.guilty import Guilt
-from reprokit.reduce.isolation import Isolation, NotReproduced, name
-from reprokit.reduce.moves import Indices, Part, cuttable, total, weigher
-from reprokit.reduce.oracle import Evaluate, Oracle, Spent
+from reprokit.reduce.hints import from_rows
+from reprokit.reduce.isolation import LEVELS, Isolation, NotReproduced, Unfinished, last_line, name
+from reprokit.reduce.journal import Journal
+from reprokit.reduce.known import Known
+from reprokit.reduce.model import NO_MODEL, Model
+from reprokit.reduce.noise import Count, Indistinct, Rates, measure
+from reprokit.reduce.oracle import UNLIMITED, Evaluate, Limits, Oracle, Spent
+from reprokit.reduce.plan import Donor, Plan
 from reprokit.reduce.result import Axis, Progress, Reduction
-from reprokit.reduce.search import contiguous, drive, one_minimal, smallest
+from reprokit.reduce.search import drive
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
+from reprokit.step.rewind import check
 
 if TYPE_CHECKING:
     from reprokit.incident import Incident
 
-_NEIGHBOURS = ("t",)  # axes on which order means something: a window of them is a smaller clip, a scattered set is not
+How = Literal["captured", "fresh"]  # the random numbers that trials start from
+
+_REPEATS = 2  # of the reduced case from the same random numbers, beside the run that found it
+_STATES = 6  # random numbers that it is tried with: a failure that half of them cause escapes with probability 1 / 64
+_AGAIN = {
+    "captured": "it fails only sometimes: searched again, with several trials a question",
+    "fresh": "it depends on random numbers: searched again, over several of their states",
+}
+_FINAL = 60  # runs of a reduced case that comes and goes, to see it fail once to its end
+
+
+class Unsettled(NotReproduced):
+    """What failed while it was searched does not fail at the end: evaluations disturb each other."""
 
 
 def reduce(
     incident: Incident,
-    evaluate: Evaluate,
+    evaluate: Evaluate | Sequence[Evaluate],
     *,
-    budget: int | None = None,
+    limits: Limits = UNLIMITED,
+    journal: Journal | None = None,
+    rewind: int = 0,
+    model: Model = NO_MODEL,
+    lightest: str = LEVELS[0],
+    flaky: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Reduction:
-    """The smallest case. budget: evaluations; past it the best so far is returned. Raises NotReproduced, BadInput."""
-    if budget is not None and budget < 1:
-        raise BadInput(f"budget of {budget}: nothing can be asked with it; allow one evaluation or more")
-    if incident.manifest.signature is None:
+    """The smallest case. evaluate: one for each worker. Past its limits the best so far is returned.
+
+    rewind: earlier steps that belong to it. model: what is tried beside the batch. lightest: isolation to begin with.
+    flaky: it is known that it fails only sometimes. Raises NotReproduced, Unfinished, BadInput, Infrastructure.
+    """
+    if (limits.calls is not None and limits.calls < 1) or (limits.seconds is not None and limits.seconds <= 0):
+        raise BadInput("a budget of 0: nothing can be asked with it; allow one evaluation or more")
+    signature = incident.manifest.signature
+    if signature is None:
         raise BadInput(f"{incident.path}: nothing failed in this step, so there is nothing to reduce")
-    return _Reducer(incident, incident.manifest.signature, evaluate, budget, on_progress).run()
+    check(incident, rewind)
+    batch = Known.of(incident, signature, rewind, model)
+    workers = [evaluate] if callable(evaluate) else list(evaluate)
+    while True:
+        with Oracle(workers, signature, batch.weigh, limits=limits, journal=journal) as oracle:
+            try:
+                return _Reducer(incident, batch, oracle, on_progress).run(lightest, flaky=flaky)
+            except Unsettled:
+                if lightest == LEVELS[-1]:
+                    raise
+                lightest = LEVELS[-1]
 
 
 class _Reducer:
-    """One reduction; `part` is at all times the smallest part that is known to fail."""
-
     def __init__(
-        self,
-        incident: Incident,
-        captured: Signature,
-        evaluate: Evaluate,
-        budget: int | None,
-        on_progress: Callable[[Progress], None] | None,
+        self, incident: Incident, batch: Known, oracle: Oracle, on_progress: Callable[[Progress], None] | None
     ) -> None:
-        self._incident, self._captured, self._on_progress = incident, captured, on_progress
-        self._batch, self._donor = incident.batch(), incident.donor()
-        self._notes: list[str] = []
-        self._layout = Layout.parse(incident.manifest.layout)
-        sizes = self._layout.sizes(self._batch)
-        weigh = weigher(self._layout, sizes, self._donor_sizes())
-        self._oracle = Oracle(evaluate, captured, weigh=weigh, budget=budget, on_answer=self._report)
-        self._whole = self.part = Part.whole(incident.path, cuttable(sizes), total(self._layout, self._batch))
-        left = {axis: weigh(self._whole.drop_all_but(axis, (0,)).case()) for axis in self._whole.sizes}
-        self._axes = sorted(left, key=lambda axis: (axis != "b", left[axis]))
-        self._axis = ""
-        self._refused: dict[str, None] = {}  # axes on which a shape was refused, in order
+        self._incident, self._batch, self._oracle, self._on_progress = incident, batch, oracle, on_progress
+        self._setup = batch.setup
+        self._notes = list(batch.notes)
+        self._plan = Plan(setup=self._setup, donor=None)
+        self._trail: list[tuple[int, float]] = []
+        self._whole = batch.weigh(self._setup.whole.case())  # more than 1 where earlier steps belong to it
+        self._failed = 0  # evaluations that came to the captured failure
+        self._started = monotonic()
+        oracle.on_answer = self._report
 
-    def _donor_sizes(self) -> dict[str, int]:
-        """Of a donor that fits the layout; another one is no donor."""
-        if self._donor is None:
-            self._notes.append("no donor: shapes could not be told from contents, and nothing could be healed")
-            return {}
+    def run(self, lightest: str, *, flaky: bool) -> Reduction:
+        self._isolation = self._settled(lightest)
+        self._donor = self._known_donor()
+        self._setup = replace(self._setup, suspects=self._suspects())
         try:
-            return self._layout.sizes(self._donor)
-        except BadInput as error:
-            self._notes.append(f"the donor was not used: {error}")
-            self._donor = None
-            return {}
-
-    def run(self) -> Reduction:
-        started, oracle = monotonic(), self._oracle
-        isolation = oracle.settle(self._whole, donor=self._donor is not None)
-        guilt: dict[str, Guilt] = {}
-        tests: list[dict[str, Any]] | None = None
-        findings: list[dict[str, Any]] = []
-        try:
-            self._admit(isolation)
-            self._search()
-            tests = self._close()
-            if oracle.twins:
-                oracle.phase = "guilty"
-                for axis in self._each(self._axes):
-                    guilt[axis] = guilty.find(oracle, self._whole, self.part, axis)
-            findings = oracle.findings()
+            complete = self._search(flaky=flaky or self._isolation.flaky)
         except Spent:
-            self._notes.append(f"the budget ended after {oracle.calls} evaluations: this is the best so far")
-        outcome = self._final()
+            complete = False
+        if not complete:
+            self._notes.append(f"it ended after {self._oracle.calls} evaluations: this is the best so far")
+        return self._reduction(complete=complete)
+
+    def _settled(self, lightest: str) -> Isolation:
+        """Raises Unfinished where the budget ends before that: not even the whole case is then known to fail."""
+        donor = self._donor_case() if self._batch.donor else None
+        try:
+            return self._oracle.settle(self._setup.whole.case(), donor, lightest)
+        except Spent:
+            calls = f"{self._oracle.calls} evaluation{'s' * (self._oracle.calls != 1)}"
+            raise Unfinished(
+                f"{self._incident.path}: ended after {calls} ({self._failed} failed as captured), before it was clear "
+                "what it takes to evaluate one case after another"
+            ) from None
+
+    def _search(self, *, flaky: bool) -> bool:
+        """Whether it came to its end. Raises Spent where it ended between two plans."""
+        if flaky:
+            self._measure("captured")
+        self._oracle.phase = "config"
+        drive(self._setup.model.checked(self._setup.whole.case()), self._oracle.ask)
+        complete = self._drive()
+        if complete and not self._oracle.rates and (how := self._contradiction()):
+            self._notes.append(_AGAIN[how])
+            self._measure(how)
+            complete = self._drive()
+        return complete
+
+    def _drive(self) -> bool:
+        if self._donor and self._donor.equal and self._isolation.donor and not self._oracle.rates:
+            self._oracle.know(self._setup.whole.twin(), self._isolation.donor)
+        make: Callable[[], Plan] = lambda: Plan(setup=self._setup, donor=self._donor)
+        self._plan = make()
+        return self._oracle.drive(self._plan, make)
+
+    def _donor_case(self) -> Case:
+        """As it was captured; beside earlier steps, all of them healed with it."""
+        whole = self._setup.whole
+        return whole.twin() if whole.rewind else replace(whole.case(), content="donor")
+
+    def _known_donor(self) -> Donor | None:
+        """What its run said; a donor that fails like the batch, or in another way, heals nothing."""
+        outcome = self._isolation.donor
+        if outcome is None:
+            return None
+        if outcome.status is Status.FAIL and not self._isolation.flaky:
+            self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
+        elif outcome.status is not Status.PASS and not self._isolation.flaky:
+            why = name(outcome.signature) if outcome.signature else f"{outcome.status} {last_line(outcome.detail)}"
+            self._notes.append(f"the donor was not used, for it does not pass: {why}")
+        else:
+            return Donor(equal=self._batch.equal, unfit=self._batch.unfit)
+        return None
+
+    def _suspects(self) -> dict[str, Indices]:
+        """What stands out in the batch's content, and the samples whose values were seen to go bad, which say more."""
+        rows = from_rows(self._isolation.case)
+        return {**self._batch.suspects, **({"b": rows} if rows and "b" in self._setup.axes else {})}
+
+    def _contradiction(self) -> How | None:
+        """What the reduced case depends on, beside the batch: it fails as the search supposes, or not each time."""
+        if self._oracle.captured.kind in DEADLY:
+            return None  # each costs a deadline; whoever verifies the result will see it
+        self._oracle.phase, case = "confirm", self._plan.part.case()
+        if any(self._oracle.trial(case, i).status is not Status.FAIL for i in range(1, _REPEATS + 1)):
+            return "captured"
+        if self._isolation.case.random:
+            self._oracle.rng = "fresh"
+            if any(self._oracle.trial(case, i).status is not Status.FAIL for i in range(1, _STATES + 1)):
+                return "fresh"
+            self._oracle.rng = "captured"
+        return None
+
+    def _measure(self, how: How) -> None:
+        """Rates of case and donor, each trial from the same random numbers or from other ones."""
+        oracle, whole = self._oracle, self._setup.whole.case()
+        oracle.rng, oracle.phase = how, "rates"
+        contents = {"case": whole, "donor": self._donor_case()}
+        fails = lambda asked: oracle.trial(contents[asked[0]], asked[1]).status is Status.FAIL
+        rates = measure(fails, Rates(donor=Count() if self._donor else None))
+        if isinstance(rates, Indistinct):
+            raise NotReproduced(f"{self._incident.path}: {rates}; see what it depends on: reprokit replay")
+        oracle.rates = rates
+
+    def _reduction(self, *, complete: bool) -> Reduction:
+        plan, oracle, isolation = self._plan, self._oracle, self._isolation
+        case, outcome = self._final()
         return Reduction(
-            signature=self._captured,
-            axes={axis: self._describe(axis, guilt.get(axis, Guilt())) for axis in self._whole.sizes},
-            groups=({axis: self.part.essential(axis) for axis in self._whole.sizes},),
-            batch_guilty=isolation.batch_guilty,
+            signature=oracle.captured,
+            axes=self._axes(),
+            batch_guilty=True if oracle.rates and self._donor else isolation.batch_guilty,
             calls=oracle.calls,
             step_equivalents=oracle.cost,
-            seconds=monotonic() - started,
-            one_minimal=tests is not None and all(test["status"] != Status.FAIL for test in tests),
+            seconds=monotonic() - self._started,
+            one_minimal=plan.tests is not None and all(test["status"] != Status.FAIL for test in plan.tests),
             isolation=isolation.level,
-            case=replace(self.part.case(), thorough=True),
+            case=case,
             symptoms=outcome.symptoms,
             fingerprint=outcome.fingerprint,
-            donor_admitted=oracle.twins,
+            donor=self._batch.donor if plan.rules.twins else None,
+            complete=complete,
+            variant=plan.variant,
+            config=plan.config,
+            groups=tuple({axis: part.keep[axis] for axis in self._setup.axes} for part in (plan.part, *plan.groups)),
+            regions=tuple(region.to_json() for region in plan.regions),
+            rate=oracle.rates.to_json() if oracle.rates else None,
+            depends_on_rng=oracle.rng == "fresh",
+            trail=tuple(self._trail),
+            untried=self._setup.texts,
+            notes=(*self._notes, *plan.notes),
             certificate={
                 "isolation": list(isolation.runs),
                 "stable": isolation.stable,
-                "tests": tests or [],
-                "guilty": {axis: found.to_json() for axis, found in guilt.items()},
-                "findings": findings,
-                "spent": oracle.spent,
-                "notes": self._notes,
+                "tests": plan.tests or [],
+                "guilty": {axis: found.to_json() for axis, found in plan.guilt.items()},
+                "findings": plan.findings,
+                "spent": {phase: spent.to_json() for phase, spent in oracle.spent.items()},
+                "ahead": oracle.unused,
             },
         )
 
-    def _admit(self, isolation: Isolation) -> None:
-        """A donor counts as healthy if it passes, and if the whole batch healed with it passes, too."""
-        donor, oracle = isolation.donor, self._oracle
-        if donor is None:
-            return
-        if donor.status is Status.FAIL:
-            self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
-        elif donor.status is not Status.PASS:
-            self._notes.append(f"the donor was not used, for it fails in another way: {name(donor.signature)}")
-        elif reason := self._misfit(donor):
-            self._notes.append(reason)
-        else:
-            oracle.twins = True
+    def _axes(self) -> dict[str, Axis]:
+        """Those that can be cut, and `key` where it tells something."""
+        plan, key = self._plan, self._plan.guilt.get(KEY)
+        names = [*self._setup.axes, *([KEY] if key and (key.indices or plan.part.healed.get(KEY)) else [])]
+        cleared = Guilt() if self._isolation.batch_guilty is False and not self._oracle.rates else None
+        return {axis: self._axis(axis, plan.guilt.get(axis, cleared)) for axis in names}
 
-    def _misfit(self, donor: Outcome) -> str:
-        """Why a donor that passes cannot stand in for the batch; where shapes are the same, passing was the proof."""
-        try:
-            twin = self._layout.heal(self._batch, self._donor, ({},))
-        except Unfit as error:
-            return f"the donor passes, but cannot stand in for the batch: {error}"
-        if _equal(twin, self._donor):
-            self._oracle.know(self._whole.twin(), donor)
-        if self._oracle.ask(self._whole.twin()).status is Status.PASS:
-            return ""
-        return "the donor passes, but not in the batch's shape: the shape itself is to blame"
-
-    def _search(self) -> None:
-        self._oracle.phase = "search"
-        for axis in self._each(self._axes):
-            self._drop(axis)
-        for axis in self._each(self._refused if self._oracle.twins else ()):
-            self._heal(axis)
-
-    def _drop(self, axis: str) -> None:
-        """The fewest elements that fail by themselves in a sound shape."""
-        items, start = self.part.keep[axis], self.part
-        search = contiguous if axis.rpartition(".")[2] in _NEIGHBOURS else smallest
-
-        def fails(kept: Indices) -> bool:
-            status = self._oracle.ask(start.drop_all_but(axis, kept).case()).status
-            if status in (Status.OTHER, Status.INVALID):
-                self._refused[axis] = None
-            return status is Status.FAIL
-
-        def fails_soundly(kept: Indices) -> bool:
-            return fails(kept) and self._oracle.shape_is_sound(start.drop_all_but(axis, kept))
-
-        found = drive(search(items), fails)
-        if not self._oracle.shape_is_sound(start.drop_all_but(axis, found)):
-            self._refused[axis] = None
-            found = drive(search(items), fails_soundly)
-        self.part = start.drop_all_but(axis, found)
-
-    def _heal(self, axis: str) -> None:
-        """Of what could not be dropped, the fewest that must keep their content; then the least shape beside it."""
-        start = self.part
-
-        def fails_with(content: Indices) -> bool:
-            return self._oracle.fails(start.heal(axis, _minus(start.keep[axis], content)))
-
-        content = drive(smallest(start.keep[axis]), fails_with)
-        shape = _minus(start.keep[axis], content)
-        self.part = healed = start.heal(axis, shape)
-        if len(shape) < 2:
-            return
-
-        def beside(some: Indices) -> Part:
-            return healed.drop_all_but(axis, tuple(sorted((*content, *some))))
-
-        self.part = beside(drive(smallest(shape), lambda some: self._oracle.verdict(beside(some)) is Status.FAIL))
-
-    def _close(self) -> list[dict[str, Any]]:
-        """Single elements of every axis, to a fixpoint. Returns the tests of the last round."""
-        self._oracle.phase = "closing"
-        before = None
-        while before != self.part:
-            before = self.part
-            for axis in self._each(reversed(self._axes)):  # those that matter least, before the others are shown to
-                self._close_axis(axis)
-        return [self._test(axis, index) for axis in self._axes for index in self.part.keep[axis]]
-
-    def _close_axis(self, axis: str) -> None:
-        start = self.part
-        fails = lambda kept: self._oracle.verdict(start.drop_all_but(axis, kept)) is Status.FAIL
-        self.part = start.drop_all_but(axis, drive(one_minimal(start.keep[axis]), fails))
-        for index in self.part.essential(axis) if self._oracle.twins else ():
-            healed = self.part.heal(axis, (index,))
-            if self._cannot_go(axis, index) and self._oracle.fails(healed):
-                self.part = healed
-
-    def _cannot_go(self, axis: str, index: int) -> bool:
-        """No smaller shape without it can run: an axis is never empty, and an architecture may insist on more."""
-        return len(self.part.keep[axis]) == 1 or self._without(axis, index) is Status.INVALID
-
-    def _without(self, axis: str, index: int) -> Status:
-        return self._oracle.verdict(self.part.drop_all_but(axis, _minus(self.part.keep[axis], (index,))))
-
-    def _test(self, axis: str, index: int) -> dict[str, Any]:
-        """What shows that this element matters, from the cache: how it was taken away, and what came then."""
-        test: dict[str, Any] = {"axis": axis, "index": index}
-        if not self._cannot_go(axis, index):
-            return test | {"move": "drop", "status": str(self._without(axis, index))}
-        if self._oracle.twins and index in self.part.essential(axis):
-            healed = self.part.heal(axis, (index,))
-            return test | {"move": "heal", "status": str(self._oracle.ask(healed.case()).status)}
-        why = "the last of its axis" if len(self.part.keep[axis]) == 1 else "no smaller shape runs"
-        content = "the donor's content" if self._oracle.twins else "no donor to heal it with"
-        return test | {"move": "drop", "status": str(Status.INVALID), "note": f"{why}; {content}"}
-
-    def _final(self) -> Outcome:
-        """The reduced case run to its end, whatever the budget says: without it there is no fingerprint to replay."""
-        self._oracle.phase, self._axis = "final", ""
-        outcome = self._oracle.run(replace(self.part.case(), thorough=True))
-        if outcome.status is not Status.FAIL:
-            raise NotReproduced(
-                f"{self._incident.path}: the reduced case is {outcome.status} when its step runs to the end; "
-                "something outlives an evaluation: try again with a fresh process for each"
-            )
-        return outcome
-
-    def _each(self, axes: Iterable[str]) -> Iterator[str]:
-        for self._axis in axes:  # so that progress can name it
-            yield self._axis
-
-    def _describe(self, axis: str, guilt: Guilt) -> Axis:
+    def _axis(self, axis: str, guilt: Guilt | None) -> Axis:
+        part = self._plan.part
         return Axis(
-            size=self._whole.sizes[axis],
-            kept=self.part.keep[axis],
-            healed=self.part.healed.get(axis, ()),
-            guilty=guilt.indices,
-            together=guilt.together,
+            size=len(part.whole[axis]),
+            kept=part.keep[axis],
+            healed=part.healed.get(axis, ()),
+            guilty=guilt.indices if guilt else None,
+            together=guilt is not None and guilt.together,
+        )
+
+    def _final(self) -> tuple[Case, Outcome]:
+        """The reduced case run to its end, whatever the budget says: without it there is no fingerprint to replay."""
+        oracle, thorough = self._oracle, replace(self._plan.part.case(), thorough=True)
+        oracle.phase = "final"
+        self._plan.phase, self._plan.axis = "final", ""
+        for number in range(_FINAL if oracle.rates else 1):
+            trial, outcome = oracle.run(thorough, number)
+            if outcome.status is Status.FAIL:
+                return trial, outcome
+        raise Unsettled(
+            f"{self._incident.path}: the reduced case is {outcome.status} when its step runs to the end; "
+            "something outlives an evaluation, even in fresh processes; next: reprokit replay"
         )
 
     def _report(self, _: Case, outcome: Outcome) -> None:
+        oracle, plan = self._oracle, self._plan
+        self._failed += outcome.status is Status.FAIL
+        size = self._batch.weigh(plan.part.case()) / self._whole
+        if not self._trail or self._trail[-1][1] != size:
+            self._trail.append((oracle.calls, size))
         if self._on_progress:
-            oracle = self._oracle
+            searching = oracle.phase == plan.phase
             self._on_progress(
                 Progress(
                     phase=oracle.phase,
-                    axis=self._axis,
-                    kept={axis: len(kept) for axis, kept in self.part.keep.items()},
+                    axis=plan.axis if searching else "",
+                    kept={axis: len(plan.part.keep[axis]) for axis in self._setup.axes},
                     calls=oracle.calls,
                     step_equivalents=oracle.cost,
                     status=str(outcome.status),
+                    rate=oracle.rates.case.rate if oracle.rates else None,
+                    left=self._left(),
                 )
             )
 
-
-def _minus(some: Indices, others: Indices) -> Indices:
-    return tuple(index for index in some if index not in others)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Bit for bit, as far as it is cheap to know; False costs one evaluation more."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(_equal, one, other))
-    return isinstance(one, str | int | float | bool | None) and one == other
+    def _left(self) -> float | None:
+        """Seconds, if what is still to be searched takes what bisection takes: a guess, and said to be one."""
+        plan, oracle = self._plan, self._oracle
+        if plan.axis not in self._setup.axes or plan.phase != "search":
+            return None
+        axes = self._setup.axes[self._setup.axes.index(plan.axis) :]
+        questions = sum(2 * ceil(log2(len(plan.part.keep[axis]) + 1)) + 2 for axis in axes)
+        return questions * (monotonic() - self._started) / max(1, oracle.calls)

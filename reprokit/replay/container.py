@@ -8,7 +8,7 @@ get them, and a share of the machine that leaves the rest standing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -19,13 +19,14 @@ from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
 
 INCIDENT, PACKAGE, OUT = "/incident", "/opt/reprokit/reprokit", "/out"
-WORKER = ("python3", "-m", "reprokit.step.worker", "--case", f"{OUT}/case.json", "--out", f"{OUT}/outcome.json")
+WORKER = ("python3", "-m", "reprokit.step.serve", "--case", f"{OUT}/case.json", "--out", f"{OUT}/outcome.json")
 LABEL = "reprokit"  # on every container, so that none is lost: `docker ps -a --filter label=reprokit=1`
 
 GRACE = 15  # seconds after its deadline in which a container ends itself, in case whoever started it is gone
 USER = 1000  # nobody in particular, for callers who are root
 _GIB = 1 << 30
 _SIGKILL = 128 + 9
+_NO_COMPILER = ("InvalidCxxCompiler: No working C++ compiler", "Failed to find C compiler")  # inductor, triton
 # Of this machine, and meaningless or harmful in a container. Whatever decides about numbers passes.
 _HOST_ONLY = {"PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"} | {
     "LD_LIBRARY_PATH",
@@ -52,6 +53,7 @@ class Limits:
     shm: int = 2 * _GIB  # what loaders pass batches through; Docker's own default of 64 MiB kills them
     tmp: int = 8 * _GIB  # compilers' caches; also the largest single file that may be written anywhere
     log: int = 8 << 20  # bytes of output kept on this machine's disk
+    out: int = _GIB  # bytes in the output folder, which is on this machine's disk too: an outcome takes one MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +95,7 @@ class ContainerSpec:
             "read_only": True,
             "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.tmp}"},  # noqa: S108
             "mounts": [Mount(b.target, b.source, type="bind", read_only=not b.writable) for b in self.binds],
+            "use_config_proxy": False,  # it has no network, and a proxy's password is not for it
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges:true"],
             "init": True,
@@ -166,23 +169,37 @@ class End:
 
     code: int  # exit status; 128 + n for signal n
     out_of_memory: bool = False  # the kernel killed a process in it for its memory limit
-    overdue: bool = False  # killed at its deadline
+    overdue: str = ""  # killed at its deadline: at which
+    greedy: str = ""  # killed for what it took of this machine's disk: how much
+    begun: bool = False  # in its step; otherwise it had not come that far
     log: str = ""  # the last lines that it printed
 
 
 def conclude(end: End, written: Outcome | None, limits: Limits, captured: Kind | None) -> Outcome:
     """The outcome of an attempt. One that was written counts, however its process ended after that."""
     if written is not None:
-        return written
+        return without_compiler(written)
     if end.out_of_memory:  # our limit, not the failure's: says nothing about the case
-        return _infra(f"killed at its memory limit of {limits.memory / _GIB:.1f} GiB; run fewer jobs at once", end)
+        return _infra(f"killed at its memory limit of {limits.memory / _GIB:.1f} GiB; run fewer jobs at once")
+    if end.greedy:
+        return _infra(end.greedy)
     if end.overdue:
-        return _died(Kind.HANG, captured, f"no outcome within {limits.deadline:g} s", end)
+        why = end.overdue
+        return _died(Kind.HANG, captured, why, end) if end.begun else _infra(f"{why}; give it longer (--timeout)")
     if end.code == _SIGKILL:
-        return _infra("killed from outside", end)
-    if end.code > 128:
-        return _died(Kind.CRASH, captured, f"died of signal {end.code - 128}", end)
-    return _infra(f"ended with exit code {end.code} and no outcome", end)
+        return _infra("killed from outside")
+    how = f"died of signal {end.code - 128}" if end.code > 128 else f"ended with exit code {end.code} and no outcome"
+    if end.begun:
+        return _died(Kind.CRASH, captured, f"{how} in the step", end)
+    return _infra(f"{how}, before the step\n{end.log}".strip())  # what it printed last says why
+
+
+def without_compiler(written: Outcome) -> Outcome:
+    """A step that wanted to compile and could not has not run: that is the image's, and no other failure."""
+    if written.status is Status.OTHER and any(words in written.detail for words in _NO_COMPILER):
+        why = "the step is compiled (torch.compile), and its image has no compiler; build one with --compiler"
+        return replace(written, status=Status.INFRA, signature=None, symptoms=(), detail=why)
+    return written
 
 
 def _died(kind: Kind, captured: Kind | None, why: str, end: End) -> Outcome:
@@ -190,5 +207,5 @@ def _died(kind: Kind, captured: Kind | None, why: str, end: End) -> Outcome:
     return Outcome(status=status, signature=Signature(kind=kind, where="step"), detail=f"{why}\n{end.log}".strip())
 
 
-def _infra(why: str, end: End) -> Outcome:
-    return Outcome(status=Status.INFRA, detail=f"{why}\n{end.log}".strip())
+def _infra(why: str) -> Outcome:
+    return Outcome(status=Status.INFRA, detail=why)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import docker
 from docker.errors import DockerException
@@ -40,3 +42,12 @@ def one_line(error: BaseException) -> str:
     """What an engine said, without its layers of wrapping."""
     said = getattr(error, "explanation", None) or str(error) or type(error).__name__
     return " ".join(str(said).split())
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Whatever an engine says or fails to say becomes an Infrastructure."""
+    try:
+        yield
+    except Silent as error:
+        raise Infrastructure(f"{what}: {one_line(error)}") from error

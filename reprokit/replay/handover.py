@@ -6,20 +6,24 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+from reprokit._scratch import Scratch
 from reprokit.step.outcome import Outcome
 
-_LARGEST = 64 << 20  # bytes of an outcome that are read; a large model's fingerprint is about one
+_LARGEST = 16 << 20  # bytes of an outcome that are read; a large model's fingerprint is about one
+_MANY = 10_000  # files and folders in an output folder: looking at so many takes a moment, and an attempt leaves five
+_RESERVE = 2 << 30  # bytes of a disk that are left to others, or half of what was free if that is less
+_MIB = 1 << 20
 
 
 def read_outcome(path: Path) -> Outcome | None:
     """What a container left, if it is an outcome. The code in there is not ours: it may have left a link, a pipe, a
     terabyte or nonsense."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _opened(path)
     except OSError:
         return None
     try:
@@ -27,11 +31,77 @@ def read_outcome(path: Path) -> Outcome | None:
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
             return None
         with open(descriptor, "rb", closefd=False) as file:
-            return Outcome.from_json(json.loads(file.read(_LARGEST)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            data = json.loads(file.read(_LARGEST))
+        json.dumps(data, ensure_ascii=False).encode()  # half a character is a ValueError here, not where it is shown
+        return Outcome.from_json(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError):
         return None
     finally:
         os.close(descriptor)
+
+
+def read_tail(path: Path, count: int = 1 << 16) -> bytes:
+    """The last bytes of a file that a container left; none where it is anything else."""
+    with suppress(OSError), open(_opened(path), "rb") as file:
+        about = os.fstat(file.fileno())
+        if stat.S_ISREG(about.st_mode):
+            file.seek(max(0, about.st_size - count))
+            return file.read(count)
+    return b""
+
+
+def _opened(path: Path) -> int:
+    """Neither it nor the folder that it is in may be a link, and nobody is waited for at the other end of a pipe."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(path.parent, flags | os.O_DIRECTORY)
+    try:
+        return os.open(path.name, flags | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+class Room:
+    """What a container takes of the disk that its output folder is on. Nothing but us limits that: the folder is this
+    machine's. A file that is open and has no name any more is seen by what is free."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._limit = folder, limit
+        self._left = min(_RESERVE, _free(folder) // 2)
+
+    def exceeded(self) -> str:
+        """Why it must end; empty while it need not. Asked now and then."""
+        taken = _taken(self._folder)
+        if taken is None:
+            return f"killed for its output folder: more than {_MANY} entries, or some that cannot be looked at"
+        if taken > self._limit:
+            return f"killed for its output folder: {taken / _MIB:.0f} MiB, of {self._limit / _MIB:.0f} that it may take"
+        if _free(self._folder) < self._left:
+            return "killed since the disk of its output folder is nearly full; free some, or set TMPDIR to another disk"
+        return ""
+
+
+def _free(folder: Path) -> int:
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize
+
+
+def _taken(folder: Path) -> int | None:
+    """Bytes on disk of all below a folder; None where that is not to be found out in a moment."""
+    taken, seen, todo = 0, 0, [str(folder)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if (seen := seen + 1) > _MANY:
+                        return None
+                    taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+        except FileNotFoundError:  # gone meanwhile
+            continue
+        except OSError:
+            return None
+    return taken
 
 
 class Visible:
@@ -42,7 +112,7 @@ class Visible:
         self._needed = needed
         self._copies: dict[Path, Path] = {}
         self._lock = threading.Lock()
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
 
     def of(self, folder: Path) -> Path:
         folder = folder.resolve()
@@ -56,7 +126,7 @@ class Visible:
             self._scratch.cleanup()
 
     def _copy(self, folder: Path) -> Path:
-        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="reprokit-visible-")
+        self._scratch = self._scratch or Scratch("visible")
         copy = Path(self._scratch.name) / str(len(self._copies))
         shutil.copytree(folder, copy, symlinks=True)
         for path in (copy, *copy.rglob("*")):

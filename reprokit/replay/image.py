@@ -10,35 +10,68 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import os
-import platform
 import re
-import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import ImageNotFound
 
+from reprokit import _files
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.replay import daemon, wheels
+from reprokit.incident import Incident
+from reprokit.replay import bases, daemon, wheels
+from reprokit.replay.bases import Progress
 from reprokit.replay.container import LABEL
+from reprokit.replay.requirements import Wanted, parse
 
-Progress = Callable[[str], None]  # gets one short line each time that there is news
-
-MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
-OWN_BASE = "reprokit-base:bookworm-py3.11"  # what `.ci/base-image` makes, where no registry is in reach
 REPOSITORY = "reprokit/replay"
 _STEP = re.compile(r"Step (\d+)/(\d+) : (?:COPY|RUN)")  # those that take time
-_FACTS = """
-import json, pip, platform, venv
-print(json.dumps([*platform.python_version_tuple()[:2], platform.machine(), platform.libc_ver()[0]]))
-"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Base:
+    """What an image is built on, and what was asked of it."""
+
+    name: str
+    id: str
+    compiler: bool
+
+
+def of(
+    incident: Incident,
+    *,
+    given: str | None = None,
+    base: str | None = None,
+    wheelhouse: Path | None = None,
+    compiler: bool = False,
+    trust: bool = True,
+    progress: Progress = lambda line: None,
+) -> str:
+    """The image for an incident: one that is given, the one that training ran in, or one made of its requirements.
+
+    given: a name, or `captured`. The others are those of `ensure`.
+    """
+    if not given:
+        return ensure(
+            incident.requirements(),
+            base=base,
+            wheelhouse=wheelhouse,
+            compiler=compiler,
+            trust=trust,
+            progress=progress,
+        )
+    name = given
+    if given == bases.CAPTURED:
+        name = bases.captured(incident.environment(), trust=trust)
+        if bases.moves(name):
+            progress(f"{name}: a tag, which may be of another image by now; a digest (NAME@sha256:...) is not")
+    return bases.given(name, progress)
 
 
 def ensure(
@@ -46,25 +79,29 @@ def ensure(
     *,
     base: str | None = None,
     wheelhouse: Path | None = None,
+    compiler: bool = False,
     trust: bool = True,
     progress: Progress = lambda line: None,
 ) -> str:
     """The tag of an image with exactly these requirements on this base; made if it is not there, which takes a minute.
 
     base: by default the one that `.ci/base-image` makes if it is there, else python:X.Y-slim of this Python's version.
-    wheelhouse: a folder of wheels to take instead of asking pip's indexes. trust: False for a list that came from
-    elsewhere: only exact pins, only as wheels.
+    wheelhouse: a folder of wheels to take instead of asking pip's indexes. compiler: the base must have one, for
+    torch.compile; by default it is another base then. trust: False for a list that came from elsewhere: only exact
+    pins, only as wheels.
     """
-    wanted = wheels.parse(requirements, trust=trust)
+    house = wheels.names_in(wheelhouse) if wheelhouse else None
+    wanted = parse(requirements, trust=trust, house=house)
     collection = wheels.Collection(cache() / "wheels")
     with _one_line(), closing(daemon.connect(timeout=600)) as client:  # a build is silent while it writes a layer
-        name, identity = _base(client, base, progress)
+        name = base or bases.default(client, compiler=compiler)
+        ground = _Base(name=name, id=bases.fetched(client, name, progress), compiler=compiler)
         gathered = collection.remembered(wanted, wheelhouse)
-        if gathered is not None and _exists(client, tag := _tag(identity, gathered)):
+        if gathered is not None and bases.exists(client, tag := _tag(ground, gathered)):
             return tag
-        with _exclusive(progress):
-            _check_fits(client, name)
-            return _made(client, identity, collection, wanted, wheelhouse, progress)
+        with exclusive(progress):
+            bases.check_base(client, name, compiler=compiler)
+            return _made(client, ground, collection, wanted, wheelhouse, progress)
 
 
 def dockerfile() -> str:
@@ -78,93 +115,37 @@ def dockerfile() -> str:
 
 def cache() -> Path:
     """Where wheels and what is known of base images are kept. Safe to delete."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "reprokit"
+    folder = _files.user_cache()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _made(
     client: DockerClient,
-    base: str,
+    ground: _Base,
     collection: wheels.Collection,
-    wanted: wheels.Wanted,
+    wanted: Wanted,
     wheelhouse: Path | None,
     progress: Progress,
 ) -> str:
     gathered = collection.remembered(wanted, wheelhouse)
+    if wanted.folders:
+        progress(f"in no index, so not in the image: {', '.join(wanted.folders)}; the incident's source is mounted")
     if gathered is None or not collection.complete(gathered):
         gathered = collection.gather(wanted, wheelhouse, progress)
-    tag = _tag(base, gathered)
-    if not _exists(client, tag):
-        _build(client, base, tag, collection.paths(gathered), progress)
+    tag = _tag(ground, gathered)
+    if not bases.exists(client, tag):
+        _build(client, ground, tag, collection.paths(gathered), progress)
     return tag
 
 
-def _tag(base: str, gathered: wheels.Hashes) -> str:
-    content = json.dumps([dockerfile(), base, sorted(gathered.items())])
+def _tag(ground: _Base, gathered: wheels.Hashes) -> str:
+    asked = ["compiler"] if ground.compiler else []  # else an image whose base nobody asked for one would do
+    content = json.dumps([dockerfile(), ground.id, sorted(gathered.items()), *asked])
     return f"{REPOSITORY}:{sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _exists(client: DockerClient, tag: str) -> bool:
-    try:
-        client.images.get(tag)
-    except ImageNotFound:
-        return False
-    return True
-
-
-def _base(client: DockerClient, base: str | None, progress: Progress) -> tuple[str, str]:
-    """Name and id of the base image, pulled where it is missing."""
-    name = base or (OWN_BASE if _exists(client, OWN_BASE) else f"python:{MINOR}-slim")
-    if not _exists(client, name):
-        progress(f"pulling {name}")
-        try:
-            repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
-            client.images.pull(repository, tag=tag)
-        except daemon.Silent as error:
-            raise Infrastructure(
-                f"{name}: not on this machine and not to be pulled ({daemon.one_line(error)}); without a registry, "
-                f"reprokit's .ci/base-image makes {OWN_BASE}"
-            ) from error
-    return name, str(client.images.get(name).id)
-
-
-def _check_fits(client: DockerClient, name: str) -> None:
-    """Wheels are gathered for the Python, the machine and the libc of out here: those of the base must be the same."""
-    major, minor, machine, libc = _facts(client, name)
-    if f"{major}.{minor}" != MINOR:
-        raise BadInput(
-            f"{name}: has Python {major}.{minor}, and wheels are gathered here for {MINOR}; choose a base image with "
-            f"{MINOR}, such as python:{MINOR}-slim, or run reprokit with Python {major}.{minor}"
-        )
-    theirs, ours = f"{libc or 'another libc'} on {machine}", f"{platform.libc_ver()[0]} on {platform.machine()}"
-    if theirs != ours:
-        raise BadInput(f"{name}: is {theirs}, and this machine {ours}; choose a base image like python:{MINOR}-slim")
-
-
-def _facts(client: DockerClient, name: str) -> tuple[str, str, str, str]:
-    container = client.containers.create(
-        name, entrypoint=["python3", "-c", _FACTS], network_mode="none", labels={LABEL: "1"}
-    )
-    said = b""
-    try:
-        container.start()
-        container.wait()
-        said = container.logs()
-        major, minor, machine, libc = json.loads(said)
-        return str(major), str(minor), str(machine), str(libc)
-    except (*daemon.Silent, ValueError) as error:
-        why = (said.decode(errors="replace").strip() or daemon.one_line(error)).splitlines()[-1][-200:]
-        raise BadInput(
-            f"{name}: no base for replays: its python3, with venv and pip, does not run ({why}); "
-            f"choose one like python:{MINOR}-slim"
-        ) from error
-    finally:
-        container.remove(force=True)
-
-
-def _build(client: DockerClient, base: str, tag: str, files: list[Path], progress: Progress) -> None:
+def _build(client: DockerClient, ground: _Base, tag: str, files: list[Path], progress: Progress) -> None:
     key = tag.rpartition(":")[2]
     progress(f"building {tag}: {len(files)} wheels, {sum(file.stat().st_size for file in files) >> 20} MiB")
     with tempfile.TemporaryFile(dir=cache()) as context:  # beside the wheels, since /tmp may be memory
@@ -176,8 +157,10 @@ def _build(client: DockerClient, base: str, tag: str, files: list[Path], progres
                 fileobj=context,
                 custom_context=True,
                 tag=tag,
-                buildargs={"BASE": base, "KEY": key},
+                buildargs={"BASE": ground.id, "KEY": key},
+                labels=_labels(ground, files),
                 network_mode="none",
+                use_config_proxy=False,  # a proxy's password would be in the history, and nothing is fetched
                 rm=True,
                 forcerm=True,
                 decode=True,
@@ -191,6 +174,17 @@ def _build(client: DockerClient, base: str, tag: str, files: list[Path], progres
         finally:  # the stage that holds the wheels is of no further use
             with suppress(*daemon.Silent):
                 client.images.prune(filters={"dangling": True, "label": f"reprokit.stage={key}"})
+
+
+def _labels(ground: _Base, files: list[Path]) -> dict[str, str]:
+    """What `image ls` says of it."""
+    torch = next((file.name.split("-")[1] for file in files if file.name.startswith("torch-")), "")
+    return {
+        f"{LABEL}.base": ground.name,
+        f"{LABEL}.torch": torch,
+        f"{LABEL}.wheels": str(len(files)),
+        f"{LABEL}.compiler": "yes" if ground.compiler else "",
+    }
 
 
 def _pack(target: Any, files: list[Path]) -> None:
@@ -214,7 +208,7 @@ def _failed_build(tag: str, said: list[str]) -> BadInput | Infrastructure:
 
 
 @contextmanager
-def _exclusive(progress: Progress) -> Iterator[None]:
+def exclusive(progress: Progress) -> Iterator[None]:
     """One build at a time: two would gather the same wheels twice."""
     with (cache() / "lock").open("w") as lock:
         try:
@@ -228,8 +222,10 @@ def _exclusive(progress: Progress) -> Iterator[None]:
 @contextmanager
 def _one_line() -> Iterator[None]:
     try:
-        yield
-    except daemon.Silent as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise Infrastructure(f"{cache()}: disk full; free some, or set XDG_CACHE_HOME to another disk") from error
-        raise Infrastructure(f"image: {daemon.one_line(error)}") from error
+        with daemon.in_one_line("image"):
+            yield
+    except Infrastructure as error:
+        why = error.__cause__
+        if isinstance(why, OSError) and why.errno == errno.ENOSPC:
+            raise Infrastructure(f"{cache()}: disk full; free some, or set XDG_CACHE_HOME to another disk") from why
+        raise

@@ -5,7 +5,13 @@ one FAIL proves that the failure is real, and a FAIL next to a PASS on identical
 left is how much N equal answers say. If all N fail, every p below alpha ** (1 / N) would have produced this with
 probability under alpha, so p is at least that (Clopper and Pearson 1934, their bound at k = N). People look at the
 interval after every attempt, hence it must hold at all times at once: it is the set of p that a mixture martingale does
-not reject (Robbins 1970; Ville's inequality). Pure arithmetic: no clock, no I/O.
+not reject (Robbins 1970; Ville's inequality).
+
+Where attempts have unlike inputs (another seed, another host), a FAIL and a PASS may have them to thank. That inputs
+decide is shown by repeating them: if they decided nothing, an attempt would agree with an earlier one of the same
+inputs with probability p where that one failed and 1 - p where it did not, so all of a and b such repeats agree with
+probability p^a (1 - p)^b, at most that of the worst p. One over it is again at most a martingale, so one may look after
+every attempt, and choose what to repeat by what was seen. Pure arithmetic: no clock, no I/O.
 """
 
 from collections.abc import Callable
@@ -33,6 +39,7 @@ class Tally:
     other: int  # passed, or failed in another way
     asked: int  # attempts asked for
     min_rate: float = 0.0  # rate of failure that must be supported before it is called reproducible
+    alpha: float = ALPHA  # chance that what is said is wrong
 
     @property
     def n(self) -> int:
@@ -47,7 +54,7 @@ def judge(tally: Tally) -> Verdict:
         return Verdict.INCONCLUSIVE
     if not tally.fail:
         return Verdict.NOT_REPRODUCED
-    return Verdict.REPRODUCIBLE if rate_at_least(tally.n) >= tally.min_rate else Verdict.INCONCLUSIVE
+    return Verdict.REPRODUCIBLE if rate_at_least(tally.n, tally.alpha) >= tally.min_rate else Verdict.INCONCLUSIVE
 
 
 def rate_at_least(n: int, alpha: float = ALPHA) -> float:
@@ -64,6 +71,13 @@ def attempts_for(rate: float, alpha: float = ALPHA) -> int:
     """How many attempts, all failing, it takes to support a rate below one."""
     n = ceil(log(alpha) / log(rate)) if rate > 0 else 1
     return n if rate_at_least(n, alpha) >= rate else n + 1  # the logarithms may round across an integer
+
+
+def agree_by_chance(fail: int, other: int) -> float:
+    """The largest chance that so many repeats, of inputs that failed and of inputs that did not, all agree with the
+    attempt that they repeat, if inputs decide nothing: at the rate where that is likeliest."""
+    n = fail + other
+    return float((fail / n) ** fail * (other / n) ** other) if n else 1.0
 
 
 def log_martingale(p: float, fail: int, n: int) -> float:

@@ -16,65 +16,33 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from reprokit.errors import BadInput, Infrastructure, ReprokitError
+from reprokit.replay.requirements import Wanted, shown
 
 Hashes = dict[str, str]  # file name of a wheel -> sha256
 
-_INDEX_OPTIONS = re.compile(
-    r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]\S+|--no-index|--pre|--prefer-binary"
-)
-_EXACT = re.compile(r"[\w.-]+(\[[\w,.-]+\])?==[\w.+!]+")  # what an index has under this name, and nothing else
 _STARTS = re.compile(r"(Collecting|Processing|Building wheel for) (\S+)")
 _KEPT = 400  # lines of pip's output: a failed build of a package ends with what failed
+_CLONE = re.compile(r"Cannot find command '(git|hg|svn|bzr)'|(git|hg|svn|bzr) \w+.* did not run successfully")
+_NOTHING = Wanted(pins=())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """A list of requirements, taken apart."""
-
-    pins: tuple[str, ...]
-    indexes: tuple[str, ...] = ()  # options of pip: where to look for what its own indexes here do not have
-    built: bool = True  # what is only published as source is built, by code of its own
-
-
-def parse(requirements: str, *, trust: bool = True) -> Wanted:
-    """Pins and index options. reprokit and editable packages are left out: they are mounted, with the source.
-
-    trust: whoever wrote the list may name places to fetch from, and packages that run their code when they are built.
-    Without it only exact pins are taken, as wheels, from the indexes that this machine asks anyway.
-    """
-    pins, indexes = [], []
-    for line in requirements.replace("\\\n", " ").splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).strip()
-        if not line or re.match(r"(-e|--editable)\b", line):
-            continue
-        if "${" in line:  # pip would put our environment there, and send it to whom the line names
-            raise BadInput(f"requirements: {line}: names a variable of this machine; write what is meant")
-        if _INDEX_OPTIONS.fullmatch(line):
-            indexes.append(line)
-            continue
-        pin = re.split(r"\s--", line)[0].strip()  # without --hash: what we gather is hashed anyway
-        try:
-            name = Requirement(pin).name
-        except InvalidRequirement as error:
-            raise BadInput(f"requirements: {line}: not a requirement that can be pinned; mend or remove it") from error
-        if canonicalize_name(name) == "reprokit":
-            continue
-        if not trust and not _EXACT.fullmatch(pin.partition(";")[0].strip()):
-            raise BadInput(
-                f"requirements: {line}: would run or fetch what a stranger chose, on this machine; "
-                "add --trust if you trust whoever made this bundle, or give an --image"
-            )
-        pins.append(pin)
-    return Wanted(pins=tuple(sorted(pins, key=str.lower)), indexes=tuple(indexes) if trust else (), built=trust)
+def names_in(wheelhouse: Path) -> set[str]:
+    """Canonical names of what a folder of wheels has. Raises BadInput where there is no folder."""
+    if not wheelhouse.is_dir():
+        raise BadInput(f"{wheelhouse}: no such folder of wheels; check --wheelhouse")
+    found = set()
+    for file in wheelhouse.glob("*.whl"):
+        with suppress(InvalidWheelFilename):
+            found.add(str(parse_wheel_filename(file.name)[0]))
+    return found
 
 
 class Collection:
@@ -103,17 +71,17 @@ class Collection:
     def gather(self, wanted: Wanted, wheelhouse: Path | None, progress: Callable[[str], None]) -> Hashes:
         """Ask pip for all of them, first as it is set up here, then with the indexes that the list itself names: those
         may be out of reach, and where they are not needed nobody should wait for them."""
-        if wheelhouse is not None and not wheelhouse.is_dir():
-            raise BadInput(f"{wheelhouse}: no such folder of wheels; check --wheelhouse")
+        if wheelhouse is not None:
+            names_in(wheelhouse)
         own = ["--no-index", "--find-links", str(wheelhouse)] if wheelhouse else []
         own += [] if wanted.built else ["--only-binary", ":all:"]
         with tempfile.TemporaryDirectory(dir=self._files.parent, prefix="gather-") as scratch:
             try:
-                made = _pip(wanted.pins, own, (), Path(scratch), progress)
+                made = _pip(wanted, own, (), Path(scratch), progress)
             except ReprokitError:
                 if not wanted.indexes or wheelhouse:
                     raise
-                made = _pip(wanted.pins, own, wanted.indexes, Path(scratch), progress)
+                made = _pip(wanted, own, wanted.indexes, Path(scratch), progress)
             hashes = {wheel.name: _digest(wheel) for wheel in made}
             for wheel, kept in zip(sorted(made), self.paths(hashes)):
                 kept.parent.mkdir(exist_ok=True)
@@ -134,9 +102,9 @@ class Collection:
 
 
 def _pip(
-    pins: Iterable[str], own: list[str], indexes: Iterable[str], scratch: Path, progress: Callable[[str], None]
+    wanted: Wanted, own: list[str], indexes: Iterable[str], scratch: Path, progress: Callable[[str], None]
 ) -> list[Path]:
-    pins = list(pins)
+    pins = wanted.pins
     wheels, listed = scratch / "wheels", scratch / "requirements.txt"
     wheels.mkdir(exist_ok=True)
     listed.write_text("\n".join([*indexes, *pins]) + "\n")
@@ -154,7 +122,7 @@ def _pip(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "LC_ALL": "C.UTF-8"},  # what it says is read below
+        env=_environment(os.environ),
     ) as pip:
         assert pip.stdout
         for line in pip.stdout:
@@ -163,11 +131,17 @@ def _pip(
                 started += match[1] != "Building wheel for"
                 progress(f"gathering wheels: {min(started, len(pins))} of {len(pins)}, {Path(match[2]).name}")
     if pip.returncode:
-        raise diagnose(list(said))
+        raise diagnose(list(said), wanted)
     return sorted(wheels.glob("*.whl"))
 
 
-def diagnose(said: list[str]) -> ReprokitError:
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """pip's: what it says is read, and nobody is there to answer what git and ssh may ask."""
+    silent = {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes", **ours, "GIT_TERMINAL_PROMPT": "0"}
+    return silent | {"LC_ALL": "C.UTF-8"}
+
+
+def diagnose(said: list[str], wanted: Wanted = _NOTHING) -> ReprokitError:
     """The one line in what pip said that matters to whoever asked for an image."""
     text = "\n".join(said)
     if "No module named pip" in text:
@@ -179,15 +153,34 @@ def diagnose(said: list[str]) -> ReprokitError:
         what = missing[1] if missing else "wheels"
         return Infrastructure(f"{what}: an index of pip's does not answer; try again, or give wheels with --wheelhouse")
     if missing:
-        return BadInput(
-            f"{missing[1]}: not in any index that pip asks here, for Python {platform.python_version()} on "
-            f"{platform.machine()}; give the folder of its wheel with --wheelhouse"
-        )
+        return BadInput(_not_there(missing[1].strip(), wanted))
+    if _CLONE.search(text):
+        return BadInput(_not_cloned(said, wanted))
     unbuilt = re.search(r"Failed (?:building wheel for|to build) '?([\w.-]+)", text)
     if unbuilt:
         return BadInput(f"{unbuilt[1]}: only published as source and does not build; give its wheel with --wheelhouse")
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
-    return BadInput(f"requirements: pip cannot gather them: {errors[0] if errors else ' '.join(said[-1:])}")
+    return BadInput(f"requirements: pip cannot gather them: {shown(errors[0] if errors else ' '.join(said[-1:]))}")
+
+
+def _not_there(pin: str, wanted: Wanted) -> str:
+    """What is known of a pin that no index has."""
+    name, _, version = pin.partition("==")
+    build = version.partition("+")[2]
+    if file := wanted.files.get(canonicalize_name(name)):
+        return f"{pin}: was installed from the file {file}, and no index has it; give its folder with --wheelhouse"
+    where = f"for Python {platform.python_version()} on {platform.machine()}"
+    own = f"the index of the +{build} builds in PIP_EXTRA_INDEX_URL, or " if build else ""
+    return f"{pin}: not in any index that pip asks here, {where}; give {own}the folder of its wheel with --wheelhouse"
+
+
+def _not_cloned(said: list[str], wanted: Wanted) -> str:
+    """What git said of a requirement that is a commit; pip tells last of the one that it was at."""
+    at = next((line.split()[1].rstrip("@") for line in reversed(said) if line.startswith("Collecting ")), "")
+    pin = next((pin for pin in wanted.pins if at and canonicalize_name(pin.split()[0]) == canonicalize_name(at)), at)
+    why = next((line.strip() for line in said if re.match(r"\s*(fatal|error|remote): ", line)), "")
+    why = why or next((line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")), "")
+    return f"{shown(pin)}: its repository cannot be cloned here ({shown(why)}); give its wheel with --wheelhouse"
 
 
 def _digest(path: Path) -> str:

@@ -18,6 +18,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -76,11 +77,24 @@ def pack(files: Mapping[str, Content], *, top: str, incident: str, out: Path) ->
 
 def read(file: Path, sink: Sink | None = None, *, room: int | None = None) -> Index:
     """Check every byte of an archive, handing it to `sink` as it goes by. A sink must keep nothing if this raises."""
+    with _opened_bundle(file) as stream:
+        return _read(stream, sink or (lambda path, chunk: None), room)
+
+
+def top(file: Path) -> str:
+    """The name of the folder that an archive unpacks to. Of all else in it nothing is said."""
+    with _opened_bundle(file) as stream, _tar(stream) as tar:
+        return next(_members(tar, stream), ("", "", iter(())))[0]
+
+
+@contextmanager
+def _opened_bundle(file: Path) -> Iterator[_Stream]:
+    """Whatever is wrong with it is one line."""
     if not file.is_file():
         raise BadInput(f"{file}: no bundle there; give a .tar.zst file that `reprokit bundle` wrote")
     try:
         with file.open("rb") as raw:
-            return _read(_Stream(raw), sink or (lambda path, chunk: None), room)
+            yield _Stream(raw)
     except Newer as error:
         raise BadInput(f"{file}: {error}") from error
     except EOFError as error:
@@ -89,6 +103,10 @@ def read(file: Path, sink: Sink | None = None, *, room: int | None = None) -> In
         raise BadInput(f"{file}: no bundle, or a damaged one; fetch it again, or `reprokit bundle` anew") from error
     except ValueError as error:
         raise BadInput(f"{file}: refused, {escape.line(error)}; fetch it again from whoever made it") from error
+
+
+def _tar(stream: _Stream) -> tarfile.TarFile:
+    return tarfile.open(fileobj=stream, mode="r|", encoding="utf-8")  # type: ignore[call-overload,no-any-return]
 
 
 def extract(file: Path, folder: Path, accept: Callable[[Path, Index], None] = lambda unpacked, index: None) -> Index:
@@ -150,7 +168,7 @@ def _sync(folder: Path) -> None:
 
 
 def _read(stream: _Stream, sink: Sink, room: int | None) -> Index:
-    with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as tar:  # type: ignore[call-overload]
+    with _tar(stream) as tar:
         members = _members(tar, stream)
         top, first, content = next(members, ("", "", iter(())))
         if first != MANIFEST:

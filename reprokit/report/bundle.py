@@ -10,14 +10,13 @@ from __future__ import annotations
 import atexit
 import json
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import reprokit
+from reprokit._scratch import Scratch
 from reprokit.errors import BadInput
 from reprokit.incident import SCHEMA, FileEntry, Incident, Manifest
 from reprokit.report import archive, escape, pages, templates
@@ -26,12 +25,15 @@ from reprokit.report.checksums import MANIFEST, Index
 INCIDENT = "incident"
 SUFFIX = ".tar.zst"
 PACKAGE = (
-    *("_*.py", "errors.py", "failure.py", "harness.py", "incident.py", "layout.py", "tree.py", "step/**/*.py"),
+    *("_*.py", "anatomy.py", "checkpoint.py", "errors.py", "failure.py"),
+    *("harness.py", "incident.py", "layout.py", "tree.py", "works.py"),
+    "step/**/*.py",
     *("capture/**/*.py", "video/**/*.py"),  # what a training script may import
     *("replay/__init__.py", "replay/verdict.py"),
 )
 """What of reprokit a bundle holds; anything else is for whoever writes bundles, not for whoever runs them."""
 RENDERED = ("README.md", "bug_report.md", "run.sh", "Dockerfile")
+PICTURES = ("batch.png", "curve.png")
 ALWAYS = (*RENDERED, "reproduce.py", "requirements.txt", "incident/incident.json")
 LONGEST_INCIDENT = 1 << 26  # bytes of incident.json that are held in memory
 
@@ -43,20 +45,25 @@ def write(
     replay: Mapping[str, Any] | None = None,
     reduction: Mapping[str, Any] | None = None,
     image: str | None = None,
+    pictures: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write the bundle of an incident. Equal arguments give equal bytes.
 
     replay, reduction: the JSON of those verbs, for the texts. image: the tag that run.sh tries before it builds one.
+    pictures: files by the names of PICTURES, for the bug report.
     """
     if not out.name.endswith(SUFFIX):
         raise BadInput(f"{out}: a bundle's name ends in {SUFFIX}; choose one that does")
     top = folder_of(incident)
+    drawn = {name: file for name, file in (pictures or {}).items() if name in PICTURES}
     values = pages.values(incident, name=top, file=out.name, replay=replay, reduction=reduction, image=image)
+    values["pictures"] = sorted(drawn)
     files: dict[str, archive.Content] = {
         name: templates.render(f"bundle/{name}.j2", values).encode() for name in RENDERED
     }
     files["reproduce.py"] = templates.static("bundle/reproduce.py")
     files["requirements.txt"] = incident.requirements().encode()
+    files |= drawn
     files |= {f"{INCIDENT}/{path}": incident.path / path for path in ("incident.json", *incident.manifest.files)}
     package = Path(reprokit.__file__).parent
     files |= {f"reprokit/{path.relative_to(package)}": path for pattern in PACKAGE for path in package.glob(pattern)}
@@ -66,7 +73,12 @@ def write(
 
 def folder_of(incident: Incident) -> str:
     """The one folder that a bundle unpacks to."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", incident.path.name).strip(".-") or INCIDENT
+    return _plain(incident.name)
+
+
+def _plain(name: str) -> str:
+    """A name that means nothing to a shell or a terminal."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or INCIDENT
 
 
 def verify(file: Path) -> Manifest:
@@ -137,6 +149,6 @@ def open_any(path: Path) -> tuple[Incident, bool]:
         return Incident.open(path), (path.resolve().parent / MANIFEST).is_file()
     if not path.exists():
         raise BadInput(f"{path}: there is nothing; give an incident's folder or a bundle")
-    folder = Path(tempfile.mkdtemp(prefix="reprokit-bundle-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return unpack(path, folder / re.sub(r"\.tar\.zst$", "", path.name)), True
+    scratch = Scratch("bundle")
+    atexit.register(scratch.cleanup)
+    return unpack(path, Path(scratch.name) / _plain(archive.top(path))), True

@@ -9,7 +9,7 @@ from typing import Any
 
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
-from reprokit.report import texts
+from reprokit.report import reductions, texts
 
 TAG = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]*")  # what Docker takes for the name of an image
 
@@ -40,15 +40,17 @@ def values(
         "runs the code in this bundle as you",
         "command": texts.command(command),
         "directory": str(command.get("cwd", ".")),
-        "axes": texts.axes(texts.sizes(incident), reduction),
-        "notes": texts.reduction_notes(reduction),
+        "axes": reductions.axes(texts.sizes(incident), reduction),
+        "notes": reductions.notes(reduction),
+        "findings": reductions.sections(reduction),
         "reduced": reduction is not None,
         "entrypoint": manifest.entrypoint,
         "step": manifest.step,
         "commit": manifest.commit,
+        "dirty": bool((patch := manifest.files.get("source/patch.diff")) and patch.bytes),
         "created": manifest.created,
         "size": texts.size(incident.size),
-        "donor": (incident.path / "ranks/00/donor.json").is_file(),
+        "donor": (incident.path / incident.folder / "donor.json").is_file(),
         "expected": texts.EXPECTED[manifest.signature.kind] if manifest.signature else "The step is healthy.",
         "message": manifest.signature.message if manifest.signature else "",
         "symptoms": [
@@ -62,6 +64,7 @@ def values(
         "redacted": manifest.redacted,
         "left_out": manifest.left_out,
         "image": image or "",
+        "pictures": [],
         "python": texts.python(environment),
         "gpu": texts.has_gpu(incident.flags()),
     }

@@ -6,6 +6,7 @@ without a pickle.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,15 @@ _OPERATION = re.compile(r"\w+\.\w+(\.\w+)?")  # it becomes source: a name may co
 _PRODUCER = re.compile(r"[\w.:]+")
 
 
+def check(folder: Path) -> None:
+    """Raises BadInput where no folder of this name can be made: said before the work."""
+    if os.path.lexists(folder):
+        raise BadInput(f"{folder}: exists already; name a folder that does not")
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise BadInput(f"{folder}: {above} is no folder that you may write to; name another place")
+
+
 def write(located: Located, folder: Path) -> Path:
     """Write operation.py and its inputs into a folder that does not exist yet; returns the script.
 
@@ -30,14 +40,14 @@ def write(located: Located, folder: Path) -> Path:
     """
     if located.description["op"] is None:
         raise BadInput(
-            f"{located.description['producer']} was bad before the step began: there is no operation to write"
+            f"{located.description['producer']} was bad before the step began: there is no operation for a script; "
+            "look for what wrote it"
         )
     if not _OPERATION.fullmatch(located.description["op"]) or not _PRODUCER.fullmatch(located.description["producer"]):
         raise BadInput("the name of the operation is none that torch gives; whatever made this incident is not honest")
     if located.arguments is None:
         raise BadInput("the operation's arguments were too large to keep; reduce the incident first")
-    if folder.exists():
-        raise BadInput(f"{folder}: exists already; name a folder that does not")
+    check(folder)
     beside = folder.with_name(f".{folder.name}.part")
     beside.mkdir(parents=True)
     try:

@@ -15,6 +15,7 @@ from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident, Manifest
 from reprokit.layout import Layout
+from reprokit.replay.sentence import named
 
 EXPECTED = {
     Kind.EXCEPTION: "The step finishes without an exception.",
@@ -61,50 +62,52 @@ def shape(lengths: Mapping[str, int]) -> str:
     return " x ".join(f"{axis} {length}" for axis, length in lengths.items()) or "sizes not known"
 
 
-def axes(lengths: Mapping[str, int], reduction: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    """Per axis: its size before a reduction, what is kept, what is guilty; empty where not known."""
-    if reduction is None:
-        return [{"name": axis, "size": str(length), "kept": "", "guilty": ""} for axis, length in lengths.items()]
-    known: Mapping[str, Any] = reduction.get("axes") or {}
-    return [
-        {
-            "name": axis,
-            "size": str(one.get("size", "")),
-            "kept": indices(one.get("kept")),
-            "guilty": (indices(one.get("guilty")) or "none alone") + (" together" if one.get("together") else ""),
-        }
-        for axis, one in known.items()
-        if isinstance(one, Mapping)
-    ]
+def precision(incident: Incident) -> str:
+    """Of the parameters, and what of it autocast changed: "float32, autocast bf16"."""
+    name = "anchor" if incident.rolls_forward else "state"
+    try:
+        held = json.loads((incident.path / "state" / f"{name}.json").read_text())["data"]["parameters"]
+        found = ", ".join(sorted({str(node["dtype"]) for node in held.values()}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        found = ""
+    return ", ".join([found or "of no parameters", *_autocast(incident.flags())])
 
 
-def indices(found: Any) -> str:
-    """Sorted runs: "3, 7-9"."""
-    if not isinstance(found, list | tuple):
-        return ""
-    if not all(isinstance(one, int) for one in found):
-        return ", ".join(map(str, found))
-    runs: list[list[int]] = []
-    for one in sorted(set(found)):
-        if runs and one == runs[-1][1] + 1:
-            runs[-1][1] = one
-        else:
-            runs.append([one, one])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+def _autocast(flags: Mapping[str, Any]) -> list[str]:
+    """The harness's own, or that around the loop."""
+    if own := flags.get("harness_autocast"):
+        return [f"autocast {own}"]
+    around = flags.get("autocast")
+    one = around.get("cuda" if has_gpu(flags) else "cpu") if isinstance(around, Mapping) else None
+    entered = isinstance(one, Mapping) and one.get("enabled")
+    return [f"autocast {str(one.get('dtype')).removeprefix('torch.')}"] if entered and one else ["no autocast"]
 
 
-def reduction_notes(reduction: Mapping[str, Any] | None) -> list[str]:
-    """Sentences of ours with numbers of the reduction in them."""
-    if reduction is None:
-        return []
-    notes = []
-    if isinstance(calls := reduction.get("calls"), int):
-        notes.append(f"Found in {calls} evaluations.")
-    if reduction.get("one_minimal") is True:
-        notes.append("1-minimal: with any one more element dropped or healed, it no longer fails.")
-    if reduction.get("batch_guilty") is False:
-        notes.append("The batch is not to blame: a healthy batch fails from this state too.")
-    return notes
+def history(incident: Incident) -> str:
+    """How far one can go back."""
+    most = incident.rewindable()
+    return f"{most} step{'s' * (most != 1)} before it: --rewind {most} at most" if most else "none: no --rewind"
+
+
+def ranks(incident: Incident) -> list[str]:
+    """A line on each: what it showed, as the first symptom has it."""
+    evidence = incident.manifest.symptoms[0].evidence if incident.manifest.symptoms else {}
+    said = evidence.get("ranks") if isinstance(evidence.get("ranks"), dict) else {}
+    lines = []
+    for rank in range(incident.manifest.world_size):
+        first = ", the first" if rank == incident.manifest.origin else ""
+        held = "" if rank in incident.ranks else ", not held"
+        what = f": {said[str(rank)]}" if said and str(rank) in said else ""
+        lines.append(f"{rank}{first}{held}{what}")
+    return lines
+
+
+def code(manifest: Manifest) -> str:
+    """Which version, and whether that was all."""
+    if not manifest.commit:
+        return "no commit: outside a git repository"
+    patch = manifest.files.get("source/patch.diff")
+    return f"commit {manifest.commit[:12]}" + (", with uncommitted changes" if patch and patch.bytes else "")
 
 
 def frequency(replay: Mapping[str, Any] | None) -> str | None:
@@ -123,9 +126,11 @@ def _frequency(replay: Mapping[str, Any]) -> str:
         low, high = (float(edge) for edge in replay["interval"])
         supported = f"in {low:.0%} to {high:.0%} of attempts"
     stable = int(replay["fingerprints"]["stable"])
-    sure = f"{float(replay['confidence']):.0%} confidence"
+    sure = f"{100 * float(replay['confidence']):g}% confidence"
+    factors = [_word(name) for name in replay.get("depends_on", [])]
+    depends = f"; depends on {named(factors)}" if factors else ""
     counts = f"{fail}/{n} attempts failed with engine {_word(replay['engine'])}, bitwise-stable {stable}/{n}"
-    return f"{answer}: {counts}; it fails {supported} ({sure})."
+    return f"{answer}: {counts}{depends}; it fails {supported} ({sure})."
 
 
 def evidence(found: Mapping[str, Any]) -> str:
@@ -147,9 +152,17 @@ def traceback(incident: Incident) -> str:
 
 def stack(incident: Incident) -> str:
     """Where the training thread stood when the failure was found; the others follow it in the file."""
+    if found := stuck(incident):
+        return found
     threads = re.split(r"(?m)^(?=Thread )", log(incident, "traceback.txt"))[1:]
     training = re.split(r'(?m)^  File ".*\breprokit/capture/', threads[0])[0] if threads else ""  # below it: ourselves
     return "\n".join(training.rstrip().splitlines()[-TAIL:])
+
+
+def stuck(incident: Incident) -> str:
+    """Where the thread stood that hung; empty where none did."""
+    threads = re.split(r"(?m)^(?=Thread .*\(hangs\):$)", log(incident, "traceback.txt"))[1:]
+    return "\n".join(re.split(r"(?m)^(?=Thread )", threads[0])[1].rstrip().splitlines()[-TAIL:]) if threads else ""
 
 
 def command(described: Mapping[str, Any]) -> str:

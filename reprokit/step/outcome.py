@@ -34,7 +34,17 @@ class Outcome:
     host: str = ""
     device: str = ""
     detail: str = ""  # traceback, or why INVALID or INFRA
+    bad_rows: tuple[int, ...] | None = None  # of a watched case: samples with bad values; None where they do not differ
+    random: bool = False  # the step drew from a global generator
     located: Mapping[str, Any] | None = None  # of a traced case: the operation that made the first bad value
+    ranks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # fingerprints of all ranks, of several
+    unused: tuple[str, ...] = ()  # modules that the case's variant changes and the step never ran
+    operations: tuple[tuple[str, str], ...] = ()  # of a case that asks: each operation in its order, and a hash
+    compiled: bool = False  # torch.compile was at work in this process
+    concurrency: int = 0  # attempts that ran at the same time when it began, its own included; 0: nobody counted
+    exit_code: int | None = None  # of a process that ended by itself; 128 + n of one that died of signal n
+    log: str = ""  # the last that it printed
+    versions: Mapping[str, str] = field(default_factory=dict)  # of where it ran: "torch", "python", "driver"; "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON: losses that are no numbers become the strings "nan", "inf" and "-inf"."""
@@ -45,6 +55,11 @@ class Outcome:
             "symptoms": [symptom.to_json() for symptom in self.symptoms],
             "losses": {term: value if isfinite(value) else str(value) for term, value in self.losses.items()},
             "fingerprint": dict(self.fingerprint),
+            "ranks": {rank: dict(one) for rank, one in self.ranks.items()},
+            "bad_rows": None if self.bad_rows is None else list(self.bad_rows),
+            "unused": list(self.unused),
+            "operations": [list(one) for one in self.operations],
+            "versions": dict(self.versions),
         }
 
     @classmethod
@@ -57,16 +72,27 @@ class Outcome:
                 "status": Status(data["status"]),
                 "signature": Signature.from_json(data["signature"]) if data["signature"] else None,
                 "symptoms": tuple(Symptom.from_json(symptom) for symptom in data["symptoms"]),
+                "bad_rows": None if data["bad_rows"] is None else tuple(data["bad_rows"]),
+                "unused": tuple(data["unused"]),
+                "operations": tuple((name, found) for name, found in data["operations"]),
                 "losses": {term: float(value) for term, value in data["losses"].items()},
             }
         )
 
 
 def _check(data: Mapping[str, Any]) -> None:
-    texts = (data["host"], data["device"], data["detail"], *data["fingerprint"].values(), *data["losses"])
+    prints = [value for one in data["ranks"].values() for value in one.values()]
+    names = (*prints, *data["fingerprint"].values(), *data["losses"], *data["unused"])
+    versions = (*data["versions"], *data["versions"].values())
+    operations = (text for one in data["operations"] for text in one)
+    texts = (data["host"], data["device"], data["detail"], data["log"], *names, *versions, *operations)
     numbers = (data["seconds"], data["total_seconds"], data["peak_memory"])
     sound = all(type(one) is str for one in texts) and all(
         type(one) in (int, float) and isfinite(one) for one in numbers
     )
+    rows = data["bad_rows"] or []
+    sound = sound and type(data["concurrency"]) is int and type(data["compiled"]) is bool
+    sound = sound and type(data["exit_code"]) in (int, type(None))
+    sound = sound and type(data["random"]) is bool and type(rows) is list and all(type(row) is int for row in rows)
     if not sound or not isinstance(data["located"], dict | None):
         raise ValueError("not an outcome's values")

@@ -1,37 +1,67 @@
 """Look at one training step from inside: loss terms, gradients at the optimizer's door, parameters after it.
 
 Everything hangs on a hook before each optimizer's step, so the same code watches reprokit's own loop, a Lightning
-module and a loop that nobody foresaw. The probe keeps references, never copies: the gradients that an optimizer
+module and a loop that nobody foresaw. What goes beyond non-finite values is left to detectors, which see the step's
+numbers at its end. The probe keeps references, never copies: the gradients that an optimizer
 consumed stay alive until the step is over, so that a fingerprint can be taken of them once it is known that one is
 wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from hashlib import sha256
+from math import isfinite, isinf
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from traceback import walk_tb
+from types import CodeType, TracebackType
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from reprokit.errors import BadInput
-from reprokit.failure import Kind, Signature, Symptom, exception_signature
-from reprokit.harness import Harness, parameters
-from reprokit.step.finite import all_finite, count_bad
+from reprokit.failure import Kind, Signature, Symptom, exception_signature, said
+from reprokit.harness import Harness, buffers, parameters
+from reprokit.step import between
+from reprokit.step.detectors import Watching, scaler
+from reprokit.step.detectors.activations import Activations
+from reprokit.step.detectors.collapse import look_at_features
+from reprokit.step.detectors.view import Scaling, Spectrum, StepView
+from reprokit.step.finite import all_finite, bad_numbers, count_bad, norm
 from reprokit.tree import digest
 
 _LONGEST = 2000  # characters of a message that are kept as evidence
 _EVIDENCE = 5  # names listed in a symptom: enough to see a pattern, short enough for one line
 
 
-class Probe:
-    """A context around one step. After it: `symptoms`, `losses`, `fingerprint()`, `strangers`."""
+AtDoor = Callable[[torch.optim.Optimizer], None]
 
-    def __init__(self, harness: Harness) -> None:
+
+class Clipped(NamedTuple):
+    """What clipping is about to be done by."""
+
+    parameters: list[torch.Tensor]
+    norm: torch.Tensor  # of their gradients together
+
+
+class Probe:
+    """A context around one step. After it: `symptoms`, `losses`, `fingerprint()`, `strangers`.
+
+    watching: the detectors that look at this step too; of its batch only where they want to see features. at_door: is
+    called before each optimizer's step, when gradients have been looked at and nothing was updated from them.
+    """
+
+    def __init__(
+        self,
+        harness: Harness,
+        watching: Watching | None = None,
+        batch: Any = None,
+        at_door: AtDoor = lambda _optimizer: None,
+    ) -> None:
         self.losses: dict[str, float] = {}
+        self.scaling: Scaling | None = None  # what the scaler did
         self._symptoms: list[Symptom] = []
         self.signature: Signature | None = None  # of an exception; the other kinds are named by `failure.first`
         self.strangers: list[str] = []  # optimizers that stepped and that the harness does not list
@@ -43,15 +73,46 @@ class Probe:
         self._looked = False  # at the gradients, before clipping
         self._stepped = False
         self._hook: Any = None
+        self._watching, self._batch = watching or Watching(), batch
+        self._at_door, self._asked = at_door, False  # detectors that need no more than what the door shows
+        self._activations = Activations(harness) if self._watching.activations else None
+        self._grad_norm: float | None = None
+        self._fingerprint: dict[str, str] | None = None
+        self._spectrum: Spectrum | None = None
 
     def __enter__(self) -> Probe:
+        if self._watching.wants_features:
+            seen = look_at_features(self._harness, self._batch)
+            self._spectrum = seen.spectrum() if seen else None
+        self._scale = scaler.Scale.read(self._harness.scaler)
+        self._written = {name: (id(b), between.version(b)) for name, b in buffers(self._harness).items()}
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        if self._activations:
+            self._activations.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._hook.remove()
-        if error is None and self._stepped:
-            self._look_at_parameters()
+        if self._activations:
+            self._activations.__exit__(kind, error, None)
+        if error is None:
+            if self._stepped:
+                self._judge(Kind.NONFINITE_PARAM, "optimizer", self._parameters)
+            self._look_at_buffers()
+            self._ask_detectors()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `settle` would not wait."""
+        return True
+
+    def settle(self) -> None:
+        """After it, its symptoms are known."""
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Of all gradients, unscaled and before clipping; None where nobody looked."""
+        return self._grad_norm
 
     @property
     def symptoms(self) -> list[Symptom]:
@@ -60,7 +121,7 @@ class Probe:
 
     def look_at_losses(self, losses: Any) -> dict[str, torch.Tensor]:
         """The loss terms of a step, by name, "loss" among them. Reads each from the device."""
-        self._terms = _named_terms(losses)
+        self._terms = named_terms(losses)
         self.losses = {name: float(term.detach()) for name, term in self._terms.items()}
         order = sorted(self._terms, key=lambda name: name == "loss")  # the sum last: its terms say more
         bad = [name for name in order if not all_finite([self._terms[name]])]
@@ -69,17 +130,36 @@ class Probe:
             self._symptoms.append(Symptom(kind=Kind.NONFINITE_LOSS, where=bad[0], evidence={"values": values}))
         return self._terms
 
-    def look_at_gradients(self) -> None:
-        """Called before clipping by who can; otherwise the optimizer's hook is the last chance."""
+    def look_at_gradients(self, *, judge: bool = True, scale: float = 1.0, clipped: Clipped | None = None) -> None:
+        """Called before clipping by who can; otherwise the optimizer's hook is the last chance. judge: non-finite ones
+        are a failure. scale: that they still carry. clipped: saves taking the norm once more."""
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         self._looked = True
-        self._judge(Kind.NONFINITE_GRAD, "backward", gradients)
+        known = self._norm_of_all(clipped)
+        total = float("inf") if known is None else float(known)
+        self._grad_norm = (norm(gradients.values()) if isinf(total) else total) / scale
+        if judge and not isfinite(self._grad_norm):
+            self._judge(Kind.NONFINITE_GRAD, "backward", gradients)
+
+    def _norm_of_all(self, clipped: Clipped | None) -> torch.Tensor | None:
+        """The one that clipping has, where it is of the same gradients, and in a type that does not overflow early."""
+        if clipped is None:
+            return None
+        ours = {id(p) for p in self._parameters.values() if p.grad is not None}
+        theirs = [p for p in clipped.parameters if p.grad is not None]
+        wide = all(p.grad is not None and p.grad.itemsize >= 4 for p in theirs)
+        return clipped.norm if wide and ours == set(map(id, theirs)) else None
 
     def fail(self, error: BaseException, roots: Iterable[Path]) -> None:
         """An exception that left the step: the first of all kinds."""
         self.signature = exception_signature(error, phase=phase_of(error), roots=list(roots))
-        evidence = {"type": type(error).__name__, "message": _text(error)}
+        evidence = {"type": type(error).__name__, "message": said(error)[:_LONGEST]}
         self._symptoms.append(Symptom(kind=self.signature.kind, where=self.signature.where, evidence=evidence))
+
+    def add(self, evidence: Mapping[str, Any]) -> None:
+        """To what an exception left."""
+        last = self._symptoms[-1]
+        self._symptoms[-1] = replace(last, evidence={**last.evidence, **evidence})
 
     def suspect(self) -> torch.Tensor | None:
         """The tensor that shows the first symptom: a loss term, a gradient or a parameter with a bad value."""
@@ -91,7 +171,14 @@ class Probe:
         return None
 
     def fingerprint(self) -> dict[str, str]:
-        """Hashes of what the step computed, per module: equal on two runs exactly if these were equal bit for bit."""
+        """Hashes of what the step computed, per module: equal on two runs exactly if these were equal bit for bit.
+
+        Taken once: later calls give the first."""
+        if self._fingerprint is None:
+            self._fingerprint = self._hashes()
+        return self._fingerprint
+
+    def _hashes(self) -> dict[str, str]:
         found = {"losses": _hash(self._terms)} if self._terms else {}
         intact = {name: g for name, (g, version) in self._gradients.items() if g._version == version}
         if intact and len(intact) == len(self._gradients):
@@ -101,18 +188,49 @@ class Probe:
         return found
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if all(optimizer is not one for one in self._harness.optimizers.values()):
-            self.strangers.append(_describe(optimizer, self._parameters))
+        if self._is_stranger(optimizer):
             return
         if not self._looked:
-            self.look_at_gradients()
+            scaled, skips = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+            self.look_at_gradients(judge=skips is None, scale=1.0 if scaled is None else float(scaled))
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._gradients[name] = (parameter.grad, parameter.grad._version)
         self._stepped = True
+        if self.losses:  # a step that optimizes by itself tells them at its end
+            self._ask()
+        self._at_door(optimizer)
 
-    def _look_at_parameters(self) -> None:
-        self._judge(Kind.NONFINITE_PARAM, "optimizer", self._parameters)
+    def _is_stranger(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = any(optimizer is one for one in self._harness.optimizers.values())
+        if not known:
+            self.strangers.append(_describe(optimizer, self._parameters))
+        return not known
+
+    def _look_at_buffers(self) -> None:
+        """Those that this step wrote: what was in them before is not its doing."""
+        now = buffers(self._harness)
+        written = {name: b for name, b in now.items() if self._written.get(name) != (id(b), between.version(b))}
+        if not all_finite(written.values()):
+            self._judge(Kind.NONFINITE_PARAM, "buffers", {name: b for name, b in written.items() if bad_numbers(b)})
+
+    def _ask(self) -> None:
+        """The detectors, about what is known before the optimizer's step, once."""
+        if not self._asked:
+            self._asked = True
+            view = StepView(losses=self.losses, grad_norm=self._grad_norm, spectrum=self._spectrum)
+            self._symptoms += self._watching.at_door(view)
+
+    def _ask_detectors(self) -> None:
+        self._ask()
+        after = scaler.Scale.read(self._harness.scaler)
+        if self._scale and after:
+            self.scaling = scaler.between(self._scale, after)
+        if self._activations and self._symptoms:
+            first = self.symptoms[0]
+            evidence = {**first.evidence, **self._activations.evidence}
+            self._symptoms[self._symptoms.index(first)] = replace(first, evidence=evidence)
+        self._symptoms += self._watching.after(StepView(scaling=self.scaling))
 
     def _judge(self, kind: Kind, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
         if any(symptom.kind is kind for symptom in self._symptoms) or all_finite(tensors.values()):
@@ -123,28 +241,24 @@ class Probe:
         self._symptoms.append(Symptom(kind=kind, where=where, evidence={"tensors": len(bad), "first": first}))
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)[:_LONGEST]
-    except Exception:  # a __str__ that fails must not hide the failure that it was to describe
-        return ""
-
-
 def phase_of(error: BaseException) -> str:
     """forward, backward or optimizer: by the torch frames that the exception went through."""
-    trace, phase = error.__traceback__, "forward"
-    while trace is not None:
-        code = trace.tb_frame.f_code
+    return phase_in(frame.f_code for frame, _ in walk_tb(error.__traceback__))
+
+
+def phase_in(codes: Iterable[CodeType]) -> str:
+    """The same of functions that called each other, outermost first."""
+    phase = "forward"
+    for code in codes:
         file = code.co_filename.replace("\\", "/")
         if file.endswith(("torch/autograd/__init__.py", "torch/autograd/graph.py")) or code.co_name == "backward":
             phase = "backward"
         elif "/torch/optim/" in file:
             phase = "optimizer"
-        trace = trace.tb_next
     return phase
 
 
-def _named_terms(losses: Any) -> dict[str, torch.Tensor]:
+def named_terms(losses: Any) -> dict[str, torch.Tensor]:
     terms = losses if isinstance(losses, Mapping) else {"loss": losses}
     if "loss" not in terms:
         raise BadInput(f"the step returned {sorted(map(str, terms))}: a mapping of loss terms needs the key 'loss'")

@@ -2,7 +2,8 @@
 
 The step is evaluated twice in one process. The first shows that a fresh process computes what training computed. The
 second, after everything that the harness knows was restored, shows that nothing else carries state from step to step: a
-generator, a teacher or a counter of the user's own has moved on by then. A third, watched run names generators.
+generator, a teacher or a counter of the user's own has moved on by then. A third, watched run names generators. Where
+the incident holds a step before this one, both are run from the state before it: what the loop does in between shows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from reprokit.incident import Incident
 from reprokit.step.case import Case
 from reprokit.step.evaluate import Session
 from reprokit.step.outcome import Outcome, Status
+
+REWINDING = "going back in history gives another step"
 
 
 def rehearse(incident: Incident) -> list[str]:
@@ -32,6 +36,7 @@ def rehearse(incident: Incident) -> list[str]:
         second = session.evaluate(case)
         with _Generators(session) as generators:
             session.evaluate(case)
+        earlier = session.evaluate(replace(case, rewind=incident.rewindable()))
     if generators.private:
         return [
             f"the step draws from {generators.private} private torch.Generator that the harness does not list; "
@@ -46,6 +51,13 @@ def rehearse(incident: Incident) -> list[str]:
         return [
             f"state outside the harness changes from step to step: {differs} differ first on a second run; list the "
             "module, optimizer, teacher or generator that keeps it"
+        ]
+    if earlier.status is not Status.PASS:
+        return [f"{REWINDING}: {_refusal(earlier)}"]
+    if differs := _difference(incident.manifest.fingerprint, earlier.fingerprint):
+        return [
+            f"{REWINDING}: {differs} differ first when it is run after the step before it; does the loop change "
+            "something between steps (a teacher, a clamp of weights)? Do it inside the step"
         ]
     return []
 

@@ -30,6 +30,28 @@ def put(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state.cpu(), device)
 
 
+def moved(states: dict[str, Any], to: dict[str, Any] | None = None) -> bool:
+    """Whether anything drew from a generator since these states were taken. to: up to when those were; None: now."""
+    now = take() if to is None else to
+    return (
+        now["python"] != states["python"]
+        or now["numpy"]["state"]["pos"] != states["numpy"]["state"]["pos"]
+        or not np.array_equal(now["numpy"]["state"]["key"], states["numpy"]["state"]["key"])
+        or not torch.equal(now["torch"], states["torch"])
+        or not all(map(torch.equal, now["cuda"], states["cuda"]))
+    )
+
+
+def seeded(value: int) -> dict[str, Any]:
+    """The states after `seed`; those of this process stay as they are."""
+    own = take()
+    try:
+        seed(value)
+        return take()
+    finally:
+        put(own)
+
+
 def seed(value: int) -> None:
     """Seed all of them: for attempts with another randomness than the captured one."""
     random.seed(value)

@@ -6,14 +6,13 @@ the gradients, clip, the optimizer's step, `zero_grad`. Without it the user's st
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from reprokit.failure import Kind
-from reprokit.harness import AUTOCAST, Harness
-from reprokit.step.probe import Probe
+from reprokit.harness import Harness, autocasting
+from reprokit.step.probe import Clipped, Probe
 
 
 def run(harness: Harness, batch: Any, probe: Probe, *, micro: int = 0, until: Kind | None = None) -> Any:
@@ -26,7 +25,7 @@ def run(harness: Harness, batch: Any, probe: Probe, *, micro: int = 0, until: Ki
         losses = harness.step(batch)
         probe.look_at_losses(losses)
         return losses
-    with _autocast(harness):
+    with autocasting(harness):
         losses = harness.step(batch)
     terms = probe.look_at_losses(losses)
     if until is not Kind.NONFINITE_LOSS:
@@ -34,12 +33,6 @@ def run(harness: Harness, batch: Any, probe: Probe, *, micro: int = 0, until: Ki
         if micro + 1 == harness.accumulate:
             _optimize(harness, probe, until)
     return losses
-
-
-def _autocast(harness: Harness) -> AbstractContextManager[Any]:
-    if harness.autocast is None:
-        return nullcontext()
-    return torch.autocast(harness.device.type, dtype=AUTOCAST[harness.autocast])
 
 
 def _backward(harness: Harness, loss: torch.Tensor) -> None:
@@ -52,13 +45,15 @@ def _optimize(harness: Harness, probe: Probe, until: Kind | None) -> None:
     if harness.scaler:
         for optimizer in optimizers:
             harness.scaler.unscale_(optimizer)
-    else:  # a scaler skips steps with non-finite gradients as its normal work: those are no failures
-        probe.look_at_gradients()
+    skips = harness.scaler is not None and harness.scaler.is_enabled()
+    params = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    total = _total_norm(params) if harness.clip_grad_norm is not None else None
+    # that a scaler skips non-finite gradients is its normal work, and no failure
+    probe.look_at_gradients(judge=not skips, clipped=None if total is None else Clipped(params, total))
     if until is Kind.NONFINITE_GRAD:
         return
-    if harness.clip_grad_norm is not None:
-        params = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(params, harness.clip_grad_norm)
+    if harness.clip_grad_norm is not None and total is not None:
+        torch.nn.utils.clip_grads_with_norm_(params, harness.clip_grad_norm, total)
     for optimizer in optimizers:
         if harness.scaler:
             harness.scaler.step(optimizer)
@@ -68,3 +63,8 @@ def _optimize(harness: Harness, probe: Probe, until: Kind | None) -> None:
         harness.scaler.update()
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
+
+
+def _total_norm(params: list[torch.Tensor]) -> torch.Tensor:
+    """The first half of `clip_grad_norm_`, which would tell the norm only when the gradients are clipped."""
+    return torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])

@@ -49,6 +49,7 @@ class Operation:
     inputs: tuple[Mapping[str, Any], ...]
     outputs: tuple[Mapping[str, Any], ...]
     stack: tuple[str, ...]  # of the user's code, innermost last; in a backward pass: of the forward operation
+    step: int | None  # number of the training step in which it ran, or before which the value was bad
     arguments: Mapping[str, Any] | None = field(repr=False)  # copies of args and kwargs; None where they are too large
 
     def to_json(self) -> dict[str, Any]:
@@ -62,6 +63,7 @@ class Operation:
             "outputs": [dict(one) for one in self.outputs],
             "index": index,
             "stack": list(self.stack),
+            "step": self.step,
         }
 
 
@@ -72,7 +74,8 @@ class _Bad:
 
 
 class Trace(TorchDispatchMode):
-    """A context around one step; `origin(tensor)` answers afterwards. Costs a few times the step."""
+    """A context around a step, or around several one after the other; `origin(tensor)` answers afterwards. Costs a few
+    times the step."""
 
     def __init__(self, harness: Harness, inputs: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -83,10 +86,17 @@ class Trace(TorchDispatchMode):
         self._forward: dict[int, tuple[str, tuple[str, ...]]] = {}  # autograd's sequence number -> module, stack
         self._hooks: list[Any] = []
         self.raised: Operation | None = None  # the last operation that raised, if one did
+        self._step: int | None = None
+        self.begin(inputs)
+
+    def begin(self, inputs: Mapping[str, torch.Tensor], step: int | None = None) -> None:
+        """What a step starts from, by name. Bad values in it that no operation made are their own origin."""
+        self._step = step
         for name, tensor in inputs.items():
             found = describe(tensor)
-            if found["nan"] or found["inf"]:
-                self._remember(tensor, _Bad(_given(name, found), found["nan"] > 0))
+            if (found["nan"] or found["inf"]) and self._recall(tensor) is None:
+                fault = given(name, found, step) if is_fault(name, tensor, found) else None
+                self._remember(tensor, _Bad(fault, found["nan"] > 0))
 
     def __enter__(self) -> Trace:
         entered = lambda module, _: self._inside.append(self._names.get(id(module), ""))
@@ -105,6 +115,8 @@ class Trace(TorchDispatchMode):
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
+        self._inside.clear()
+        self._optimizing = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -162,6 +174,7 @@ class Trace(TorchDispatchMode):
             inputs=tuple(found for _, found in before),
             outputs=tuple(describe(output) for output in _tensors(result)),
             stack=stack,
+            step=self._step,
             arguments=arguments,
         )
 
@@ -191,9 +204,17 @@ class Trace(TorchDispatchMode):
         return None if reference is None or reference.expired() else bad
 
 
-def _given(name: str, found: Mapping[str, Any]) -> Operation:
-    """What was bad before anything ran."""
-    return Operation(op=None, module="", phase="", producer=name, inputs=(found,), outputs=(), stack=(), arguments=None)
+def given(name: str, found: Mapping[str, Any], step: int | None) -> Operation:
+    """What was bad before anything of the step ran."""
+    return Operation(
+        op=None, module="", phase="", producer=name, inputs=(found,), outputs=(), stack=(), step=step, arguments=None
+    )
+
+
+def is_fault(name: str, tensor: torch.Tensor, found: Mapping[str, Any]) -> bool:
+    """Whether something is wrong with what a step starts from: negative infinities alone in a buffer are a mask."""
+    mask = name.startswith("buffer ") and not found["nan"] and not (tensor == float("inf")).any()
+    return bool(found["nan"] or found["inf"]) and not mask
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:

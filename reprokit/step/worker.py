@@ -1,42 +1,43 @@
-"""A process that evaluates cases, and the handle by which others use one.
+"""The handle on a process that evaluates cases (`serve`): started in the captured environment, held to deadlines.
 
-In the process: `python -m reprokit.step.worker` reads one JSON request a line and answers one line each, or evaluates a
-single case given by `--case` and exits. Outcomes are files, written whole or not at all; what user code prints goes to
-stderr. The environment must be the captured one before the interpreter starts, which is why this is a process at all.
+The environment must be the captured one before the interpreter starts, which is why it is a process at all. A deadline
+that passes is a hang; what the end of a process without an answer means is in `ends`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import perf_counter, sleep
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from reprokit import tree
-from reprokit.errors import ReprokitError
-from reprokit.failure import Kind, Signature
+from reprokit._scratch import Scratch
+from reprokit.errors import BadInput, Infrastructure
 from reprokit.incident import Incident
-from reprokit.step.case import Case
-from reprokit.step.evaluate import Isolation, Session
+from reprokit.step import below, memory
+from reprokit.step.case import Case, Variant
+from reprokit.step.company import Company
+from reprokit.step.deadline import Deadline, patience
+from reprokit.step.ends import Death, conclude, shell_code
+from reprokit.step.evaluate import Isolation
 from reprokit.step.flags import DETERMINING
-from reprokit.step.outcome import Outcome, Status
+from reprokit.step.outcome import Outcome
+from reprokit.step.serve import ARGUMENTS, marker
 
 _PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # attempts share cores: threads that spin while they wait stall the others
-ARGUMENTS = "arguments"  # the tree beside a traced outcome: args and kwargs of the operation that it names
 _POLL = 0.05  # seconds between looks at a process that has not answered
-_LOOK = 1.0  # seconds between looks at whether the parent lives
+_LINE = 300  # characters of an error that are passed on in one line
 _TAIL = 4000  # characters of a dead worker's output that are kept: a traceback, not a log
 
 
@@ -61,14 +62,20 @@ def child_environment(incident: Incident, case: Case | None = None) -> dict[str,
 
 
 class Worker:
-    """One process in an incident's environment; started on first use, and again after it was killed or died."""
+    """One process in an incident's environment; started on first use, and again after it was killed or died. Of an
+    incident of several ranks, one for each. seat: variables of a process that is one of several."""
 
-    def __init__(self, incident: Incident, *, match: str | None = None) -> None:
+    def __init__(
+        self, incident: Incident, *, match: str | None = None, seat: Mapping[str, str] | None = None
+    ) -> None:
         self._incident = incident
+        self._seat = dict(seat or {})
+        start = lambda seat: Worker(incident, match=match, seat=seat)
+        self._company = Company(incident, start) if incident.manifest.world_size > 1 and not seat else None
         self._match = match
         self._process: subprocess.Popen[str] | None = None
         self._environment: dict[str, str] = {}
-        self._scratch = tempfile.TemporaryDirectory(prefix="reprokit-worker-")
+        self._scratch = Scratch("worker")
         self._log = Path(self._scratch.name) / "log.txt"
 
     def __enter__(self) -> Worker:
@@ -77,46 +84,94 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def evaluate(self, case: Case, isolation: Isolation = "restore", *, timeout: float | None = None) -> Outcome:
-        """Evaluate one case. A deadline in seconds that passes is a hang, a process that dies a crash: both are
-        outcomes."""
+    def evaluate(
+        self,
+        case: Case,
+        isolation: Isolation = "restore",
+        *,
+        timeout: float | None = None,
+        on_step: Callable[[], object] = lambda: None,
+    ) -> Outcome:
+        """Evaluate one case. A deadline in seconds that passes in its step is a hang, a process that ends there a
+        crash: both are outcomes. The step of a captured hang has a shorter one (see `deadline`). on_step: called when
+        it has begun, of several ranks."""
         started = perf_counter()
-        wanted = child_environment(self._incident, case)
+        if self._company:
+            outcome = self._company.evaluate(case, timeout=timeout, on_step=on_step)
+            return replace(outcome, total_seconds=perf_counter() - started)
+        wanted = child_environment(self._incident, case) | self._seat
         if isolation == "process" or wanted != self._environment:
             self._stop()
         process = self._process or self._start(wanted)
         out = Path(self._scratch.name) / "outcome.json"
-        out.unlink(missing_ok=True)
-        (out.parent / f"{ARGUMENTS}.json").unlink(missing_ok=True)
+        for stale in (out, marker(out), out.parent / f"{ARGUMENTS}.json"):
+            stale.unlink(missing_ok=True)
         case = replace(case, incident=case.incident.resolve())  # the process works in a folder of its own
-        answered = self._ask(process, {"case": case.to_json(), "out": str(out), "isolation": isolation}, timeout)
+        killed = memory.kills()
+        deadline = Deadline(timeout, marker(out), patience(self._incident.manifest, case.rewind + 1))
+        answered = self._ask(process, {"case": case.to_json(), "out": str(out), "isolation": isolation}, deadline)
         if out.exists():
-            outcome = Outcome.from_json(json.loads(out.read_text()))
-        elif answered is None:
-            outcome = self._ended(Kind.HANG, f"no answer within {timeout:g} s")
+            outcome = replace(Outcome.from_json(json.loads(out.read_text())), log=self._tail())
         else:
-            outcome = self._died(process.wait())
+            overdue = deadline.why() if answered is None else ""
+            outcome = self._ended(process, case, overdue, starved=memory.kills() > killed)
         if not out.exists() or isolation == "process":
             self._stop()
-        return replace(outcome, total_seconds=perf_counter() - started)
+        return replace(outcome, host=outcome.host or platform.node(), total_seconds=perf_counter() - started)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the step is under way."""
+        return marker(Path(self._scratch.name) / "outcome.json").exists()
 
     def arguments(self) -> Any:
         """Of the operation that the last traced case was led to; None where there is none, or it was too large."""
+        if self._company:
+            return self._company.arguments()
         folder = Path(self._scratch.name)
         return tree.load(folder, ARGUMENTS) if (folder / f"{ARGUMENTS}.json").exists() else None
 
+    def describe(self, variant: Variant | None = None, *, timeout: float | None = None) -> dict[str, Any]:
+        """What variants can name of the harness: knobs, modules, parameters with their shapes, optimizers, fields.
+
+        variant: built from its config. Another config may make other modules.
+
+        Raises BadInput where the harness cannot be built, Infrastructure where the process ends or does not answer.
+        """
+        case = Case(incident=self._incident.path.resolve(), variant=variant or Variant())
+        wanted = child_environment(self._incident, case)
+        if wanted != self._environment:
+            self._stop()
+        process = self._process or self._start(wanted)
+        out = Path(self._scratch.name) / "description.json"
+        out.unlink(missing_ok=True)
+        answered = self._ask(process, {"describe": case.to_json(), "out": str(out)}, Deadline(timeout, marker(out)))
+        where = f"{self._incident.path}: the harness could not be described"
+        if not out.exists():
+            why = f"no answer within {timeout:g} s" if answered is None else f"the process ended with {process.wait()}"
+            self._stop()
+            raise Infrastructure(f"{where}: {why}; {' '.join(self._tail().split())[-_LINE:]}".rstrip("; "))
+        answer = json.loads(out.read_text())
+        if type(answer) is dict and "error" in answer:
+            raise BadInput(f"{where}: {answer['error']}")
+        return _description(answer, where)
+
     def kill(self) -> None:
         """End the process from another thread; the evaluation that is under way ends as a crash."""
+        if self._company:
+            self._company.kill()
         if process := self._process:
             _kill_group(process)
 
     def close(self) -> None:
         """End the process and remove its files."""
+        if self._company:
+            self._company.close()
         self._stop()
         self._scratch.cleanup()
 
     def _start(self, variables: dict[str, str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "reprokit.step.worker", *(["--match", self._match] if self._match else [])]
+        command = [sys.executable, "-m", "reprokit.step.serve", *(["--match", self._match] if self._match else [])]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -131,7 +186,7 @@ class Worker:
         self._environment = variables
         return self._process
 
-    def _ask(self, process: subprocess.Popen[str], request: dict[str, Any], timeout: float | None) -> str | None:
+    def _ask(self, process: subprocess.Popen[str], request: dict[str, Any], deadline: Deadline) -> str | None:
         """The answer; "" if the process died, None if the deadline passed."""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -145,28 +200,19 @@ class Worker:
         except BrokenPipeError:
             return ""
         reader.start()
-        deadline = monotonic() + (inf if timeout is None else timeout)
-        while reader.is_alive() and process.poll() is None and monotonic() < deadline:
+        while reader.is_alive() and process.poll() is None and not deadline.passed():
             reader.join(_POLL)  # a child of the step may hold the pipe when the process itself is gone
-        while not any(answers) and process.poll() is None and monotonic() < deadline:
+        while not any(answers) and process.poll() is None and not deadline.passed():
             sleep(_POLL)  # the step closed the pipe: all that is left to wait for is its end
         if any(answers):
             return answers[0]
         return None if process.poll() is None else ""
 
-    def _died(self, code: int) -> Outcome:
-        """A signal ended the step; an exit code without an outcome is a process that never came that far."""
-        if code < 0:
-            return self._ended(Kind.CRASH, f"killed by {signal.Signals(-code).name}")
-        return Outcome(status=Status.INFRA, detail=f"exited with {code} and no outcome\n{self._tail()}".strip())
-
-    def _ended(self, kind: Kind, why: str) -> Outcome:
-        signature = Signature(kind=kind, where="step")
-        captured = self._incident.manifest.signature
-        fails = captured is not None and captured.kind is kind
-        return Outcome(
-            status=Status.FAIL if fails else Status.OTHER, signature=signature, detail=f"{why}\n{self._tail()}".strip()
-        )
+    def _ended(self, process: subprocess.Popen[str], case: Case, overdue: str, *, starved: bool) -> Outcome:
+        code = 0 if overdue else shell_code(process.wait())
+        log = self._tail()
+        death = Death(code=code, begun=self.begun, overdue=overdue, starved=starved, log=log)
+        return replace(conclude(death, self._incident.manifest, case), exit_code=None if overdue else code, log=log)
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-_TAIL:] if self._log.exists() else ""
@@ -180,81 +226,21 @@ class Worker:
             process.wait()
 
 
+def _description(answer: Any, where: str) -> dict[str, Any]:
+    """Raises Infrastructure for what no worker writes: the process may have run anybody's code."""
+    answer = answer if type(answer) is dict else {}
+    kinds = {"knobs": dict, "modules": list, "parameters": dict, "optimizers": dict, "harness": dict}
+    if not all(type(answer.get(name)) is kind for name, kind in kinds.items()):
+        raise Infrastructure(f"{where}: the answer is not a description")
+    lists = [*answer["knobs"].values(), *answer["parameters"].values()]
+    if not all(type(one) is list for one in lists) or not all(type(name) is str for name in answer["modules"]):
+        raise Infrastructure(f"{where}: the answer is not a description")
+    return {name: answer[name] for name in kinds}
+
+
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Whatever it started as well, also where it is gone itself."""
+    """Whatever it started as well: while it lives also what has left its group, and where it is gone the group."""
+    if process.poll() is None:
+        below.kill(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def main() -> None:
-    """Entry point of the process."""
-    parser = argparse.ArgumentParser(prog="python -m reprokit.step.worker", description=__doc__)
-    parser.add_argument("--case", type=Path, help="evaluate this case and exit, instead of reading requests from stdin")
-    parser.add_argument("--out", type=Path, help="where the outcome of --case goes")
-    parser.add_argument("--match", help="a regular expression that a failure's message must match to be the same one")
-    arguments = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    requests = os.fdopen(os.dup(0))
-    os.dup2(2, 1)  # what user code prints must not look like an answer, nor may it read our requests
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if not arguments.case:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    sessions = _Sessions(arguments.match)
-    try:
-        if arguments.case:
-            _serve_one(sessions, {"case": json.loads(arguments.case.read_text()), "out": str(arguments.out)})
-        else:
-            _serve(sessions, requests, answers)
-    finally:
-        sessions.close()
-
-
-def _end_with(parent: int) -> None:
-    """A step that hangs never looks at its input: nobody would end it once whoever asked was killed."""
-    while os.getppid() == parent:
-        sleep(_LOOK)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-class _Sessions:
-    """The session of the incident that was asked for last."""
-
-    def __init__(self, match: str | None) -> None:
-        self._match = match
-        self._open: tuple[Path, Session] | None = None
-
-    def of(self, incident: Path) -> Session:
-        if self._open is None or self._open[0] != incident:
-            self.close()
-            self._open = (incident, Session(Incident.open(incident), match=self._match, own_process=True))
-        return self._open[1]
-
-    def close(self) -> None:
-        if self._open:
-            self._open[1].__exit__(None, None, None)
-            self._open = None
-
-
-def _serve(sessions: _Sessions, requests: IO[str], answers: IO[str]) -> None:
-    for line in requests:
-        request = json.loads(line)
-        _serve_one(sessions, request)
-        answers.write(json.dumps({"done": request["out"]}) + "\n")
-
-
-def _serve_one(sessions: _Sessions, request: dict[str, Any]) -> None:
-    case = Case.from_json(request["case"])
-    try:
-        outcome = sessions.of(case.incident).evaluate(case, request.get("isolation", "restore"))
-    except ReprokitError as error:
-        outcome = Outcome(status=Status.INFRA, detail=str(error))
-    out = Path(request["out"])
-    if case.trace and (arguments := sessions.of(case.incident).arguments) is not None:
-        tree.save(arguments, out.parent, ARGUMENTS, on_unstorable=lambda entry, value: None)
-    beside = out.with_suffix(".part")
-    beside.write_text(json.dumps(outcome.to_json(), allow_nan=False))
-    beside.replace(out)
-
-
-if __name__ == "__main__":
-    main()

@@ -90,13 +90,15 @@ def headline(manifest: Any) -> str:
 
 def attempts(incident: Any, n: int, timeout: float) -> list[dict[str, Any]]:
     """At most n usable outcomes; fewer when one FAIL and one other prove it flaky, or the machinery is broken."""
+    from reprokit.step import rewind
     from reprokit.step.case import Case
     from reprokit.step.worker import Worker
 
+    case = Case(incident=incident.path, rewind=rewind.needed(incident))
     done: list[dict[str, Any]] = []
     with Worker(incident) as worker:
         while len(usable(done)) < n and len(done) - len(usable(done)) < SPOILED:
-            outcome = worker.evaluate(Case(incident=incident.path), "process", timeout=timeout).to_json()
+            outcome = worker.evaluate(case, "process", timeout=timeout).to_json()
             done.append(outcome)
             say(f"  attempt {len(done):>3}  {describe(outcome)}")
             if len({one["status"] == "FAIL" for one in usable(done)}) == 2:

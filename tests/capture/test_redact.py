@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprokit.capture import redact
-from reprokit.capture.redact import MARKER
+from reprokit.capture.redact import archives, marker
 
 # Put together here, so that no scanner takes this file for a leak. Fixed letters: a failure must be the same tomorrow.
 _random = random.Random(0)
@@ -73,7 +73,7 @@ some_text = st.lists(st.one_of(st.text(), fragments)).map("".join)
 @pytest.mark.parametrize("around", ["{}", 'x = "{}"', "log: {} (end)", "+    call('{}')\n"])
 def test_a_shape_is_found_anywhere(sort, around):
     clean, found = redact.text(around.format(SHAPES[sort]), "file.py")
-    assert clean == around.format(MARKER)
+    assert clean == around.format(marker(SHAPES[sort]))
     assert len(found) == 1 and found[0].startswith("file.py:1: ")
     assert SHAPES[sort] not in found[0]
 
@@ -82,7 +82,8 @@ def test_a_shape_is_found_anywhere(sort, around):
 def test_a_name_gives_a_value_away(around):
     secret = LETTERS(40) + "7"
     clean, found = redact.text(NAMED[around].format(secret))
-    assert clean == NAMED[around].format(MARKER).replace("//:", "//")  # a user may be the token, and goes as well
+    hidden = NAMED[around].format(marker(secret))
+    assert clean == hidden.replace("//:REDACTED", "//REDACTEDx")  # a user may be the token, and goes as well
     assert len(found) == 1 and secret not in found[0]
 
 
@@ -135,11 +136,12 @@ def test_text_without_secrets_is_not_changed(text):
 @given(st.binary(), st.sampled_from(sorted(SHAPES.values())))
 def test_bytes_around_a_secret_are_kept(around, secret):
     data = around + b"\n" + secret.encode() + b"\n" + around
+    if archives.kind_of(data):
+        with pytest.raises(redact.Unscanned, match="archive"):
+            redact.content(data, "x")
+        return
     clean, found = redact.content(data, "x")
-    if redact.is_binary(data):
-        assert (clean, found) == (data, [])
-    else:
-        assert clean == data.replace(secret.encode(), MARKER.encode()) and len(found) == 1
+    assert clean == data.replace(secret.encode(), marker(secret).encode()) and found
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,8 @@ def test_bytes_around_a_secret_are_kept(around, secret):
         ("ssh://git@host.example/x", "ssh://git@host.example/x"),
         ("git@host.example:group/x.git", "git@host.example:group/x.git"),
         ("https://${USER}:${TOKEN}@host.example/x", "https://${USER}:${TOKEN}@host.example/x"),
-        ("https://host.example/x?access_token=secretsecret", f"https://host.example/x?access_token={MARKER}"),
-        ("https://person:secret@[half", f"https://{MARKER}@[half"),
+        ("https://host.example/x?access_token=secretsecret", "https://host.example/x?access_token=REDACTEDxxxx"),
+        ("https://person:secret@[half", "https://REDACTEDxxxxx@[half"),
         ("/srv/git/x.git", "/srv/git/x.git"),
     ],
 )
@@ -165,7 +167,7 @@ def test_an_address_loses_its_credentials(address, clean):
 def test_a_command_line_keeps_all_but_its_secrets():
     given = ["train.py", "--token", "abcdef123", "--api-key=x", "hub.token=abcdef1", "+db.password=1", "-v", "--token"]
     clean, found = redact.argv(given)
-    hidden = [MARKER, f"--api-key={MARKER}", f"hub.token={MARKER}", f"+db.password={MARKER}"]
+    hidden = ["REDACTEDx", "--api-key=R", "hub.token=REDACTE", "+db.password=0"]
     assert clean == ["train.py", "--token", *hidden, "-v", "--token"]
     names = ["--token", "--api-key", "hub.token", "+db.password"]
     assert found == [f"argv[{index}]: value of {name}" for index, name in enumerate(names, 2)]
@@ -190,8 +192,8 @@ def test_a_config_keeps_its_form():
     }
     clean, found = redact.config(given, "config.yaml")
     assert clean["model"] == given["model"] and clean["empty"] == given["empty"] and clean[3] == given[3]
-    assert clean["hub"] == {"token": MARKER, "url": f"https://{MARKER}@c", "use_token": True, "max_token": 4096}
-    assert clean["credentials"] == {"user": MARKER, "parts": (MARKER, None, False)} and clean["password"] == MARKER
+    assert clean["hub"] == {"token": "REDACTE", "url": "https://RED@c", "use_token": True, "max_token": 4096}
+    assert clean["credentials"] == {"user": "R", "parts": ("R", None, False)} and clean["password"] == 0
     assert found[0] == "config.yaml.hub.token: value of token" and len(found) == 5
     assert redact.config(clean) == (clean, [])
     assert given["password"] == 1234
@@ -200,7 +202,7 @@ def test_a_config_keeps_its_form():
 def test_variables_by_name_and_by_shape():
     given = {"OMP_NUM_THREADS": "2", "TORCH_TOKEN": "abcdefgh", "NCCL_X": SHAPES["github"], "CUDA_VISIBLE_DEVICES": "0"}
     clean, found = redact.environment(given)
-    assert clean == given | {"TORCH_TOKEN": MARKER, "NCCL_X": MARKER}
+    assert clean == given | {"TORCH_TOKEN": "REDACTED", "NCCL_X": marker(SHAPES["github"])}
     assert found == ["environment.TORCH_TOKEN: value of TORCH_TOKEN", "environment.NCCL_X: github token"]
 
 

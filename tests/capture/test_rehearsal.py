@@ -52,14 +52,19 @@ if __name__ == "__main__":
 """
 
 
-def rehearsed(folder, step="", fields="", entry=""):
-    (folder / "train.py").write_text(textwrap.dedent(SCRIPT).format(step=step, fields=fields, entry=entry))
+def trained(folder):
+    """The finished process of `train.py`, and its lines about what would not replay."""
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=180,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "would not replay" in line]
+    return done, [line for line in done.stderr.splitlines() if "would not replay" in line]
+
+
+def rehearsed(folder, step="", fields="", entry=""):
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT).format(step=step, fields=fields, entry=entry))
+    done, lines = trained(folder)
     assert done.stdout.split() == ["findings", str(len(lines))]
     assert not (folder / "incidents").exists()
     return lines
@@ -138,11 +143,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_teacher_that_moves_after_the_step_is_missed_at_the_second(tmp_path, listed):
     (tmp_path / "train.py").write_text(TEACHER.replace("LISTED", str(listed)))
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "would not replay" in line]
+    _, lines = trained(tmp_path)
     assert len(lines) == (0 if listed else 1)
     assert listed or "step 2 would not replay: a fresh process computes another step: losses differ first" in lines[0]

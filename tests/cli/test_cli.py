@@ -6,66 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from reprokit.cli.main import run
-from reprokit.failure import Kind, Signature
-from reprokit.harness import Harness, take_state
-from reprokit.incident import Draft
-from reprokit.step import flags, rng
-
-SCRIPT = """
-import torch, reprokit
-from torch import nn
-
-def build(config):
-    torch.manual_seed(0)
-    net = nn.Linear(4, 1)
-    return reprokit.Harness(modules={"net": net}, optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-                            step=lambda batch: net(batch["x"]).mean(), layout={"x": "b t d"})
-"""
-
-
-@pytest.fixture
-def made(tmp_path):
-    """made(**changes) -> the folder of an incident whose script or entrypoint may be changed."""
-
-    def make(script=SCRIPT, entrypoint="train.py:build", bad=True, name="incident"):
-        torch.manual_seed(0)
-        net = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        harness = Harness(modules={"net": net}, optimizer=optimizer, step=None, layout={"x": "b t d"})
-        batch = {"x": torch.rand(4, 3, 4)}
-        if bad:
-            batch["x"][2, 1, 0] = float("nan")
-        with Draft(tmp_path) as draft:
-            draft.write_yaml("config.yaml", {})
-            draft.write_json("command.json", {"argv": ["train.py"], "cwd": ".", "path": []})
-            draft.write_json("environment.json", {"variables": {}})
-            draft.write_json("flags.json", {**flags.take(), "device": "cpu"})
-            draft.write_text("requirements.txt", "torch\n")
-            draft.write_tree("state", "state", {**take_state(harness), "loop": {"micro": 0}})
-            draft.write_tree("ranks/00", "batch", batch)
-            draft.write_tree("ranks/00", "donor", {"x": torch.rand(4, 3, 4)})
-            draft.write_tree("ranks/00", "rng", rng.take())
-            draft.write_text("source/tree/train.py", script)
-            return draft.publish(
-                name,
-                signature=Signature(kind=Kind.NONFINITE_LOSS, where="loss"),
-                step=1,
-                entrypoint=entrypoint,
-                layout={"x": "b t d"},
-            ).path
-
-    return make
-
-
-def cli(capsys, *words):
-    """Exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as end:
-        run([str(word) for word in words])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
 
 
 def one_line(err):
@@ -83,8 +25,8 @@ def test_help_lists_the_verbs_without_importing_torch():
 
 
 @pytest.mark.parametrize("verb", ["demo", "show", "reduce", "replay", "bundle", "verify", "image"])
-def test_every_verb_has_help(capsys, verb):
-    code, out, _ = cli(capsys, verb, "--help")
+def test_every_verb_has_help(cli, verb):
+    code, out, _ = cli(verb, "--help")
     assert code == 0
     assert f"reprokit {verb}" in out
 
@@ -100,16 +42,16 @@ def test_every_verb_has_help(capsys, verb):
         (["replay", "nowhere", "--preset", "huge"], "--preset huge: unknown; one of quick, default, strict"),
     ],
 )
-def test_words_that_mean_nothing_are_one_line_and_exit_2(capsys, words, says):
-    code, out, err = cli(capsys, *words)
+def test_words_that_mean_nothing_are_one_line_and_exit_2(cli, words, says):
+    code, out, err = cli(*words)
     assert (code, out) == (2, "")
     assert says in one_line(err)
 
 
-def test_an_unknown_engine(capsys, made):
-    code, _, err = cli(capsys, "replay", made(), "--engine", "abacus", "--json")
+def test_an_unknown_engine(cli, made):
+    code, _, err = cli("replay", made(), "--engine", "abacus", "--json")
     assert code == 2
-    assert "--engine abacus: unknown; one of docker, process, inline" in err
+    assert "--engine abacus: unknown; one of docker, process, fork, inline" in err
 
 
 def _truncated(path):
@@ -133,11 +75,11 @@ def _config_is_no_yaml(path):
     ],
 )
 @pytest.mark.parametrize("verb", ["show", "verify", "bundle", "reduce", "replay"])
-def test_an_incident_that_is_not_what_was_written(capsys, made, tmp_path, verb, harm, names):
+def test_an_incident_that_is_not_what_was_written(cli, made, tmp_path, verb, harm, names):
     path = made()
     harm(path)
     out = tmp_path / "out"
-    code, _, err = cli(capsys, verb, path, *(["-o", out / "x"] if verb in ("bundle", "reduce") else []))
+    code, _, err = cli(verb, path, *(["-o", out / "x"] if verb in ("bundle", "reduce") else []))
     assert code == 2
     assert names in one_line(err)
     assert not list(out.rglob("*"))
@@ -150,100 +92,116 @@ def test_an_incident_that_is_not_what_was_written(capsys, made, tmp_path, verb, 
         ({"entrypoint": "nowhere.at.all:build"}, "does not import"),
         ({"entrypoint": "train.py:make.<locals>.build"}, "no entrypoint"),
         ({"entrypoint": "train.py:other"}, "no function 'other'"),
-        ({"script": "raise SystemExit(1)"}, "exits when it is loaded"),
-        ({"script": "while_training = 1 / 0\n" + SCRIPT}, "training on import?"),
-        ({"script": SCRIPT.replace("nn.Linear(4, 1)", "nn.Linear(5, 1)")}, "captured was"),
+        ({"script": lambda script: "raise SystemExit(1)"}, "exits when it is loaded"),
+        ({"script": lambda script: "while_training = 1 / 0\n" + script}, "training on import?"),
+        ({"script": lambda script: script.replace("nn.Linear(4, 1)", "nn.Linear(5, 1)")}, "captured was"),
     ],
 )
-def test_an_entrypoint_that_does_not_build_is_one_line_and_exit_2(capsys, made, changes, says):
-    code, _, err = cli(capsys, "replay", made(**changes), "--engine", "process", "-n", "1", "--json")
+def test_an_entrypoint_that_does_not_build_is_one_line_and_exit_2(cli, made, changes, says):
+    code, _, err = cli("replay", made(**changes), "--engine", "process", "-n", "1", "--json")
     assert code == 2
     [line] = [line for line in err.splitlines() if line.startswith("reprokit: ")]
     assert says in line
     assert "Traceback" not in err
 
 
-def test_replay_judges_and_its_exit_code_is_the_verdict(capsys, made):
-    code, out, _ = cli(capsys, "replay", made(), "--engine", "inline", "-n", "3", "--json")
+def test_replay_judges_and_its_exit_code_is_the_verdict(cli, made):
+    code, out, _ = cli("replay", made(), "--engine", "inline", "-n", "3", "--json")
     found = json.loads(out)
     assert (code, found["verdict"], found["fail"], found["fingerprints"]) == (
         0, "REPRODUCIBLE", 3, {"distinct": 1, "stable": 3},
     )  # fmt: skip
-    code, out, _ = cli(capsys, "replay", made(bad=False, name="healthy"), "--engine", "inline", "-n", "3", "--json")
+    code, out, _ = cli("replay", made(bad=False, name="healthy"), "--engine", "inline", "-n", "3", "--json")
     assert (code, json.loads(out)["verdict"]) == (11, "NOT_REPRODUCED")
 
 
-def test_reduce_bundle_verify_show(capsys, made, tmp_path):
-    code, out, err = cli(capsys, "reduce", made(), "-o", tmp_path / "reduced", "--verify", "1", "--json")
+def test_reduce_bundle_verify_show(cli, made, tmp_path):
+    code, out, err = cli("reduce", made(), "-o", tmp_path / "reduced", "--verify", "1", "--json")
     assert code == 0, err
     found = json.loads(out)
     assert found["axes"]["b"]["kept"] == found["axes"]["b"]["guilty"] == [2]
     assert found["axes"]["t"]["kept"] == found["axes"]["t"]["guilty"] == [1]
     assert found["one_minimal"] and found["verified"]["verdict"] == "REPRODUCIBLE" and found["batch_guilty"]
     file = tmp_path / "bundle.tar.zst"
-    code, out, _ = cli(capsys, "bundle", found["path"], "-o", file, "--json")
+    code, out, _ = cli("bundle", found["path"], "-o", file, "--json")
     assert code == 0 and json.loads(out)["verified"]
-    assert cli(capsys, "verify", file)[0] == 0
-    code, out, _ = cli(capsys, "show", file)
+    assert cli("verify", file)[0] == 0
+    code, out, _ = cli("show", file)
     assert code == 0 and "nonfinite_loss at loss" in out
-    code, _, err = cli(capsys, "replay", file, "--engine", "process", "--json")
+    code, _, err = cli("replay", file, "--engine", "process", "--json")
     assert code == 2 and "--trust" in err
-    code, out, _ = cli(capsys, "replay", file, "--engine", "process", "--trust", "-n", "1", "--json")
+    code, out, _ = cli("replay", file, "--engine", "process", "--trust", "-n", "1", "--json")
     assert code == 0 and json.loads(out)["fail"] == 1
 
 
-def test_reducing_what_does_not_fail_exits_11(capsys, made, tmp_path):
-    code, _, err = cli(capsys, "reduce", made(bad=False), "-o", tmp_path / "reduced", "--json")
+def test_reducing_what_does_not_fail_exits_11(cli, made, tmp_path):
+    code, _, err = cli("reduce", made(bad=False), "-o", tmp_path / "reduced", "--json")
     assert code == 11
-    assert "does not fail here (0 of 3 runs failed as captured)" in err
+    assert "does not fail here (0 of 23 runs failed as captured)" in err
     assert not (tmp_path / "reduced").exists()
 
 
-def test_an_explicit_docker_that_does_not_answer_is_exit_3(capsys, made, monkeypatch, tmp_path):
+def test_an_explicit_docker_that_does_not_answer_is_exit_3(cli, made, monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
-    code, _, err = cli(capsys, "replay", made(), "--engine", "docker", "-n", "1", "--json")
+    code, _, err = cli("replay", made(), "--engine", "docker", "-n", "1", "--json")
     assert code == 3
     assert "Docker does not answer" in err and "--engine process" in err
 
 
-def test_where_docker_does_not_answer_processes_are_used_and_that_is_said(capsys, made, monkeypatch, tmp_path):
+def test_where_docker_does_not_answer_processes_are_used_and_that_is_said(cli, made, monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
-    code, out, err = cli(capsys, "replay", made(), "-n", "1", "--json")
+    code, out, err = cli("replay", made(), "-n", "1", "--json")
     assert (code, json.loads(out)["engine"]) == (0, "process")
     assert "Docker does not answer" in err
 
 
-def test_a_full_disk_is_one_line_and_exit_3(capsys, made, monkeypatch, tmp_path):
+def test_a_full_disk_is_one_line_and_exit_3(cli, made, monkeypatch, tmp_path):
     def full(*_, **__):
         raise OSError(28, "No space left on device", str(tmp_path / "bundle"))
 
     monkeypatch.setattr("reprokit.report.bundle.write", full)
-    code, _, err = cli(capsys, "bundle", made(), "-o", tmp_path / "b.tar.zst")
+    code, _, err = cli("bundle", made(), "-o", tmp_path / "b.tar.zst")
     assert code == 3
     assert "No space left on device" in one_line(err)
 
 
-def test_debug_shows_the_traceback(capsys, monkeypatch, made):
+def test_debug_shows_the_traceback(cli, monkeypatch, made):
     path = made()
     monkeypatch.setattr("reprokit.pipeline.verify", lambda where: 1 / 0)
-    code, _, err = cli(capsys, "verify", path)
+    code, _, err = cli("verify", path)
     assert code == 1 and "unexpected ZeroDivisionError" in one_line(err)
     with pytest.raises(ZeroDivisionError):
         run(["verify", str(path), "--debug"])
 
 
-def test_what_the_replayed_code_says_is_no_markup_and_no_escape(capsys, made):
-    script = SCRIPT.replace('lambda batch: net(batch["x"]).mean()', "step")
-    script = script.replace(
-        "    net = nn", "    def step(batch):\n        raise type('[/red]\\x1b[2J', (Exception,), {})\n    net = nn"
-    )
-    code, out, _ = cli(capsys, "replay", made(script=script), "--engine", "inline", "-n", "1")
+def test_what_the_replayed_code_says_is_no_markup_and_no_escape(cli, made):
+    raising = "    def step(batch):\n        raise type('[/red]\\x1b[2J', (Exception,), {})\n    net = nn"
+    edit = lambda text: text.replace('lambda batch: net(batch["x"]).mean()', "step").replace("    net = nn", raising)
+    code, out, _ = cli("replay", made(script=edit), "--engine", "inline", "-n", "1")
     assert code == 11
     assert "[/red]" in out and "\x1b" not in out
 
 
-def test_a_bundle_overwrites_only_bundles(capsys, made, tmp_path):
+def test_a_bundle_overwrites_only_bundles(cli, made, tmp_path):
     (tmp_path / "notes.py").write_text("mine")
-    code, _, err = cli(capsys, "bundle", made(), "-o", tmp_path / "notes.py")
+    code, _, err = cli("bundle", made(), "-o", tmp_path / "notes.py")
     assert code == 2 and "ends in .tar.zst" in one_line(err)
     assert (tmp_path / "notes.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--match", "(["], "is no regular expression"),
+        (["--budget", "9" * 400 + "h"], "above 0"),
+        (["--rewind", "7"], "rewind 7"),
+        (["--baseline", "day.yaml"], "more than names, numbers"),
+        (["--baseline", "nothing.yaml"], "cannot be read"),
+    ],
+)
+def test_bad_options_of_reduce_are_one_line_and_leave_no_journal(cli, made, tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day.yaml").write_text("day: 2026-01-01\n")
+    code, _, err = cli("reduce", made(), "-o", tmp_path / "reduced", *options)
+    assert code == 2 and said in err
+    assert not list(tmp_path.glob("reduced/*"))

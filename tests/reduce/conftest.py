@@ -9,9 +9,12 @@ import torch
 
 from reprokit.failure import Kind, Signature
 from reprokit.layout import Layout
+from reprokit.reduce import search
 from reprokit.reduce.reducer import reduce
+from reprokit.step import smooth
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
+from reprokit.step.values import simplified
 
 NAN = Signature(kind=Kind.NONFINITE_LOSS, where="loss")
 LAYOUT = {"global": "b t h", "local": "b v t h"}
@@ -39,16 +42,16 @@ class Bench:
     @property
     def incident(self):
         manifest = SimpleNamespace(signature=self.signature, layout=self.layout)
-        return SimpleNamespace(
-            path=self.path, manifest=manifest, batch=lambda: self.batch, donor=lambda: self.donor
-        )
+        contents = {"batch": lambda: self.batch, "donor": lambda: self.donor, "rewindable": lambda: 0}
+        return SimpleNamespace(path=self.path, manifest=manifest, **contents)
 
     def content(self, case: Case):
-        if case.content == "donor":
-            return self.donor
         layout = Layout.parse(self.layout)
-        healed = layout.heal(self.batch, self.donor, case.heal) if case.heal else self.batch
-        return layout.select(healed, case.keep)
+        donor = smooth.generated(self.batch, layout) if self.donor is None else self.donor
+        if case.content == "donor":
+            return donor
+        healed = layout.heal(self.batch, donor, case.heal) if case.heal else self.batch
+        return layout.select(simplified(healed, layout, case.values), case.keep)
 
     def evaluate(self, case: Case, isolation: str) -> Outcome:
         self.asked.append((case, isolation))
@@ -91,3 +94,20 @@ def make():
 @pytest.fixture
 def healthy():
     return clips
+
+
+@pytest.fixture(scope="session")
+def answered():
+    """answered(asking, status) -> what it comes to when `status(case)` answers, and the cases that it asked for."""
+
+    def drive(asking, status):
+        asked = []
+
+        def answer(case):
+            asked.append(case)
+            told = status(case)
+            return told if isinstance(told, Outcome) else Outcome(status=told)
+
+        return search.drive(asking, answer), asked
+
+    return drive

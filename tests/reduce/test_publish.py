@@ -12,6 +12,7 @@ from reprokit.incident import Draft, Incident
 from reprokit.reduce.isolation import NotReproduced
 from reprokit.reduce.publish import publish
 from reprokit.reduce.reducer import reduce
+from reprokit.reduce.supersede import place, supersede
 from reprokit.step import flags, rng
 from reprokit.step.case import Case
 from reprokit.step.evaluate import Session
@@ -100,23 +101,25 @@ def test_a_real_nan_becomes_an_incident_of_one_frame(tmp_path):
     with Session(opened) as session:
         outcome = session.evaluate(Case(incident=opened.path))
     assert outcome.status is Status.FAIL and outcome.fingerprint == opened.manifest.fingerprint
-    assert all(axis.size == 1 for axis in shrink(opened).axes.values())
+    assert all(axis.size == 1 for name, axis in shrink(opened).axes.items() if name != "key")
 
 
 def test_batchnorm_keeps_a_second_sample_with_the_donor_s_content(tmp_path):
     incident = capture(tmp_path, damage=black, norm=True)
     found = shrink(incident)
-    assert found.axes["b"].kept == (0, 2) and found.axes["b"].healed == (0,) and found.axes["b"].guilty == (2,)
+    assert found.axes["b"].kept == (2, 3) and found.axes["b"].healed == (3,) and found.axes["b"].guilty == (2,)
     smaller = publish(incident, replace(found, verified=REPLAYED), tmp_path)
-    assert smaller.batch()["path"] == ["1/0.mp4", "0/2.mp4"]
-    assert torch.equal(smaller.batch()["clips"][0], incident.donor()["clips"][0, 6:7])
+    assert smaller.batch()["path"] == ["0/2.mp4", "1/3.mp4"]
+    assert smaller.manifest.certificate["axes"]["b"]["healed"] == [3]
     assert smaller.donor()["clips"].shape == smaller.batch()["clips"].shape
 
 
-def test_without_a_donor_the_published_incident_has_none(tmp_path):
+def test_without_a_donor_the_published_incident_has_the_generated_one(tmp_path):
     incident = capture(tmp_path, damage=black, donor=False)
-    smaller = publish(incident, replace(shrink(incident), verified=REPLAYED), tmp_path)
-    assert smaller.donor() is None and smaller.batch()["clips"].shape == (1, 1, 6)
+    found = shrink(incident)
+    smaller = publish(incident, replace(found, verified=REPLAYED), tmp_path)
+    assert found.donor == smaller.manifest.certificate["donor"] == "generated"
+    assert smaller.donor()["clips"].shape == smaller.batch()["clips"].shape == (1, 1, 6)
 
 
 @pytest.mark.parametrize("verified", [None, {"verdict": "NOT_REPRODUCED", "n": 3, "fail": 0}])
@@ -128,7 +131,7 @@ def test_nothing_is_published_that_does_not_replay(tmp_path, verified):
 
 
 def test_an_incident_that_passes_here_is_refused(tmp_path):
-    with pytest.raises(NotReproduced, match="0 of 3 runs"):
+    with pytest.raises(NotReproduced, match="0 of 23 runs"):
         shrink(capture(tmp_path))
 
 
@@ -136,3 +139,34 @@ def test_the_case_survives_its_way_through_a_request(tmp_path):
     found = shrink(capture(tmp_path, damage=black, norm=True))
     again = Case.from_json(found.case.to_json())
     assert again == found.case and isinstance(again.incident, Path)
+
+
+def twice(tmp_path):
+    """Two results of one incident, and how the first is known again."""
+    incident = capture(tmp_path, damage=black)
+    found = replace(shrink(incident), verified=REPLAYED)
+    first = publish(incident, found, tmp_path / "out")
+    return first, publish(incident, replace(found, notes=("more",)), tmp_path / "out"), place(first)
+
+
+def test_a_result_takes_the_place_of_the_unfinished_one(tmp_path):
+    first, second, known = twice(tmp_path)
+    assert (first.path.name, second.path.name) == ("nan-reduced", "nan-reduced-2")
+    placed = supersede(second, known)
+    assert placed.path == first.path and [path.name for path in (tmp_path / "out").iterdir()] == ["nan-reduced"]
+    assert Incident.open(placed.path).manifest.id == second.manifest.id
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda first: (first.path / "notes.txt").write_text("mine"),
+        lambda first: first.path.rename(first.path.with_name("moved")),
+        lambda first: first.path.rename(first.path.with_name("moved")) and first.path.write_text("a file"),
+    ],
+)
+def test_an_unfinished_result_that_somebody_touched_is_left(tmp_path, harm):
+    first, second, known = twice(tmp_path)
+    harm(first)
+    before = sorted((tmp_path / "out").rglob("*"))
+    assert supersede(second, known) == second and sorted((tmp_path / "out").rglob("*")) == before

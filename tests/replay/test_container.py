@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_what_the_caller_chose_is_added():
 
 def test_it_ends_by_itself_after_its_deadline():
     assert spec().command[:4] == ("timeout", "-s", "KILL", str(30 + GRACE))
-    assert spec().command[4:7] == ("python3", "-m", "reprokit.step.worker")
+    assert spec().command[4:7] == ("python3", "-m", "reprokit.step.serve")
 
 
 def test_variables_of_this_machine_stay_here_and_those_about_numbers_go_along():
@@ -112,13 +113,18 @@ def test_jobs_together_leave_a_fifth_of_the_memory(cpus, memory, need):
 @pytest.mark.parametrize(
     ("end", "captured", "status", "kind"),
     [
-        (End(code=137, overdue=True), Kind.HANG, Status.FAIL, Kind.HANG),
-        (End(code=137, overdue=True), Kind.NONFINITE_LOSS, Status.OTHER, Kind.HANG),
-        (End(code=139), Kind.CRASH, Status.FAIL, Kind.CRASH),
-        (End(code=134), Kind.HANG, Status.OTHER, Kind.CRASH),
+        (End(code=137, overdue="late", begun=True), Kind.HANG, Status.FAIL, Kind.HANG),
+        (End(code=137, overdue="late", begun=True), Kind.NONFINITE_LOSS, Status.OTHER, Kind.HANG),
+        (End(code=137, overdue="late"), Kind.HANG, Status.INFRA, None),
+        (End(code=139, begun=True), Kind.CRASH, Status.FAIL, Kind.CRASH),
+        (End(code=134, begun=True), Kind.HANG, Status.OTHER, Kind.CRASH),
+        (End(code=3, begun=True), Kind.CRASH, Status.FAIL, Kind.CRASH),
+        (End(code=0, begun=True), Kind.NONFINITE_LOSS, Status.OTHER, Kind.CRASH),
+        (End(code=139), Kind.CRASH, Status.INFRA, None),
         (End(code=137, out_of_memory=True), Kind.OOM, Status.INFRA, None),
-        (End(code=137, out_of_memory=True, overdue=True), Kind.HANG, Status.INFRA, None),
+        (End(code=137, out_of_memory=True, overdue="late"), Kind.HANG, Status.INFRA, None),
         (End(code=137), Kind.CRASH, Status.INFRA, None),
+        (End(code=137, begun=True), Kind.CRASH, Status.INFRA, None),
         (End(code=127), Kind.CRASH, Status.INFRA, None),
         (End(code=0), Kind.CRASH, Status.INFRA, None),
     ],
@@ -131,7 +137,22 @@ def test_an_end_without_an_outcome(end, captured, status, kind):
 
 def test_an_outcome_counts_however_its_process_ended():
     written = Outcome(status=Status.PASS)
-    assert conclude(End(code=139, overdue=True, out_of_memory=True), written, LIMITS, Kind.CRASH) is written
+    assert conclude(End(code=139, overdue="late", out_of_memory=True), written, LIMITS, Kind.CRASH) is written
+
+
+@pytest.mark.parametrize("words", ["InvalidCxxCompiler: No working C++ compiler found", "Failed to find C compiler"])
+def test_a_step_that_cannot_be_compiled_has_not_run(words):
+    signature = Signature(kind=Kind.EXCEPTION, where="step", exception="InductorError")
+    written = Outcome(status=Status.OTHER, signature=signature, detail=f"Traceback\nInductorError: {words}\n\nSet x=1")
+    found = conclude(End(code=0), written, LIMITS, Kind.NONFINITE_LOSS)
+    assert (found.status, found.signature) == (Status.INFRA, None) and found.detail.endswith("one with --compiler")
+    captured = Outcome(status=Status.FAIL, signature=signature, detail=written.detail)
+    assert conclude(End(code=0), captured, LIMITS, Kind.EXCEPTION) is captured  # where training had none either
+
+
+@pytest.mark.parametrize("end", [End(code=137), End(code=137, greedy="killed for x"), End(code=137, overdue="late")])
+def test_where_we_know_why_the_detail_is_that_alone(end):
+    assert "\n" not in conclude(replace(end, log="two\nlines"), None, LIMITS, None).detail
 
 
 def test_without_an_outcome_the_last_words_are_kept():

@@ -1,7 +1,6 @@
 """The engine with tiny workers in place of the real one: what a container can do, and what becomes of each end."""
 
 import json
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,13 @@ import pytest
 from reprokit.errors import Infrastructure
 from reprokit.failure import Kind
 from reprokit.replay import daemon
-from reprokit.replay.container import LABEL, Bind, Limits
-from reprokit.replay.engines.docker import Docker, Subject
+from reprokit.replay.container import Bind, Limits
+from reprokit.replay.engines.docker import Docker
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
 
 pytestmark = pytest.mark.slow
 
-MIB = 1 << 20
-LIMITS = Limits(memory=256 * MIB, cpus=1.0, deadline=60.0, pids=64, shm=32 * MIB, tmp=64 * MIB)
 NOTHING_FAILED = json.dumps(Outcome(status=Status.PASS).to_json())
 
 Evaluate = Callable[..., Outcome]
@@ -34,20 +31,7 @@ def incident(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(base_image: str) -> Callable[..., Docker]:
-    """An engine whose worker is a few lines of Python, and whose incidents had a failure of this kind."""
-
-    def make(script: str, *, kind: Kind = Kind.NONFINITE_LOSS, gpus: bool = False, **options) -> Docker:
-        subject = Subject(kind=kind, environment={"PYTHONHASHSEED": "7", "HOME": "/home/me"}, gpus=gpus)
-        options = {"limits": LIMITS, "jobs": 1} | options
-        command = ("python3", "-c", textwrap.dedent(script))
-        return Docker(base_image, command=command, describe=lambda case: subject, **options)
-
-    return make
-
-
-@pytest.fixture
-def evaluate(engine: Callable[..., Docker], incident: Path) -> Evaluate:
+def evaluate(engine: Callable[..., Docker], containers: Callable[[Docker], list[str]], incident: Path) -> Evaluate:
     def once(script: str, **options) -> Outcome:
         with engine(script, **options) as docker:
             outcome = docker.submit(Case(incident=incident)).result(timeout=120)
@@ -57,11 +41,7 @@ def evaluate(engine: Callable[..., Docker], incident: Path) -> Evaluate:
     return once
 
 
-def containers(engine: Docker) -> list[str]:
-    mine = {"label": f"{LABEL}.run={engine.run}"}
-    listed = daemon.connect().containers.list(all=True, filters=mine, ignore_removed=True)
-    return [container.id for container in listed]
-
+BEGUN = "open('/out/outcome.begun', 'w')"  # as the worker does before the step
 
 LOOK_AROUND = """
     import json, os, pathlib, socket, stat
@@ -105,7 +85,7 @@ LOOK_AROUND = """
 
 
 @pytest.mark.docker
-def test_what_an_attempt_sees_and_may_do(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch):
+def test_what_an_attempt_sees_and_may_do(evaluate: Evaluate, limits: Limits, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.getuid", lambda: 0)  # whoever runs these tests: that of root is the hard case
     outcome = evaluate(LOOK_AROUND)
     assert outcome.status is Status.PASS, outcome.detail
@@ -122,14 +102,16 @@ def test_what_an_attempt_sees_and_may_do(evaluate: Evaluate, monkeypatch: pytest
     assert seen["environment"] == {
         "HOME": "/tmp", "PYTHONHASHSEED": "7", "PYTHONPATH": "/opt/reprokit", "USER": "reprokit"
     }  # fmt: skip
-    assert seen["hostname"] == "reprokit" and seen["shm"] == LIMITS.shm
+    assert seen["hostname"] == "reprokit" and seen["shm"] == limits.shm
     assert outcome.host not in ("", "reprokit") and outcome.total_seconds > 0
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize(("kind", "status"), [(Kind.HANG, Status.FAIL), (Kind.NONFINITE_LOSS, Status.OTHER)])
 def test_a_deadline_ends_what_will_not_end(evaluate: Evaluate, kind: Kind, status: Status):
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('asleep'); time.sleep(600)"
+    begin = "import pathlib; pathlib.Path('/out/outcome.begun').touch()\n"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('asleep'); time.sleep(600)"
+    script = begin + deaf
     outcome = evaluate(script, kind=kind, deadline=3.0)
     assert (outcome.status, outcome.signature and outcome.signature.kind) == (status, Kind.HANG)
     assert "within 3 s" in outcome.detail and "asleep" in outcome.detail
@@ -153,7 +135,7 @@ def test_killed_for_memory_is_told_from_failed(evaluate: Evaluate):
 @pytest.mark.docker
 @pytest.mark.parametrize(("kind", "status"), [(Kind.CRASH, Status.FAIL), (Kind.NONFINITE_LOSS, Status.OTHER)])
 def test_a_process_that_dies_of_a_signal_crashed(evaluate: Evaluate, kind: Kind, status: Status):
-    outcome = evaluate("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", kind=kind)
+    outcome = evaluate(f"{BEGUN}; import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", kind=kind)
     assert (outcome.status, outcome.signature and outcome.signature.kind) == (status, Kind.CRASH)
     assert "signal 11" in outcome.detail
 
@@ -201,7 +183,7 @@ def test_an_incident_that_only_root_can_read_is_replayed(evaluate: Evaluate, inc
 
 
 @pytest.mark.docker
-def test_leaving_early_ends_and_removes_what_runs(engine, incident: Path):
+def test_leaving_early_ends_and_removes_what_runs(engine, containers, incident: Path):
     before = time.monotonic()
     with engine("import time; time.sleep(600)", deadline=600.0) as docker:
         running, waiting = docker.submit(Case(incident=incident)), docker.submit(Case(incident=incident))

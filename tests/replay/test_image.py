@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.replay import daemon, image, wheels
+from reprokit.replay import bases, daemon, image, wheels
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_the_second_time_is_instant(ensure: Ensure, own_cache: Path, monkeypatch
     shutil.rmtree(own_cache)
     assert ensure() == tag  # the tag is of what went in, not of when and where
     forbid(monkeypatch, wheels, "_pip")
-    forbid(monkeypatch, image, "_facts")
+    forbid(monkeypatch, bases, "_said")
     assert ensure() == tag
     news: list[str] = []
     assert ensure("# in another order\nbeta==1.0+cpu\nalpha==1.0\n", progress=news.append) == tag and not news
@@ -107,9 +107,17 @@ def test_a_removed_image_is_built_again_from_the_kept_wheels(ensure: Ensure, mon
 
 
 @pytest.mark.docker
-def test_no_credentials_get_in(ensure: Ensure, monkeypatch: pytest.MonkeyPatch):
+def test_no_credentials_get_in(ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:s3cret@index.invalid/simple")
-    tag = ensure("--extra-index-url https://me:s3cret@index.invalid/extra\n" + REQUIREMENTS)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    proxies = {"default": {"httpProxy": "http://me:s3cret@proxy.invalid", "noProxy": "s3cret.invalid"}}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": proxies}))
+    listed = REQUIREMENTS.replace("alpha==1.0", "alpha @ git+https://me:s3cret@index.invalid/alpha@abc")
+    news: list[str] = []
+    folder = "# gamma==3: from a folder (editable), so no index has it\n"
+    tag = ensure(f"--extra-index-url https://me:s3cret@index.invalid/extra\n{folder}{listed}", progress=news.append)
+    assert "s3cret" not in str(news) and any("not in the image: gamma==3" in line for line in news)
+    monkeypatch.delenv("DOCKER_CONFIG")  # or the container below gets them, which is docker-py's default
     made = daemon.connect().images.get(tag)
     assert "s3cret" not in json.dumps([made.attrs, made.history()])
     look = "import os, subprocess as s; print(os.environ, s.run(['grep', '-rl', 's3c' + 'ret', '/opt']).returncode)"
@@ -118,7 +126,7 @@ def test_no_credentials_get_in(ensure: Ensure, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.docker
 def test_a_base_with_another_python_is_refused_with_one_that_fits(ensure: Ensure, base_image, monkeypatch):
-    monkeypatch.setattr(image, "MINOR", "3.9")
+    monkeypatch.setattr(bases, "MINOR", "3.9")
     with pytest.raises(BadInput, match=r"has Python 3\.\d+, and wheels are gathered here for 3\.9; .*python:3\.9-slim"):
         ensure()
 

@@ -11,6 +11,7 @@ from reprokit.replay.verdict import (
     PRESETS,
     Tally,
     Verdict,
+    agree_by_chance,
     attempts_for,
     interval,
     judge,
@@ -116,3 +117,38 @@ def test_the_interval_holds_what_was_seen_and_mirrors(counts):
 
 def test_no_attempts_rule_nothing_out():
     assert interval(0, 0) == (0.0, 1.0) and rate_at_least(0) == 0.0
+
+
+@pytest.mark.parametrize(("preset", "p"), [("quick", 0.5), ("default", 0.8), ("default", 0.3), ("strict", 0.95)])
+def test_attempts_are_made_until_both_answers_are_there_and_no_longer(preset, p):
+    """The expected number, in closed form: attempt k + 1 is made if the first k agree."""
+    random, n = Random(f"attempts {preset} {p}"), PRESETS[preset]
+    expected = 1 + sum(p**k + (1 - p) ** k for k in range(1, n))
+    made = 0
+    for _ in range(RUNS):
+        fail = other = 0
+        while fail + other < n and judge(Tally(fail=fail, other=other, asked=n)) is not Verdict.FLAKY:
+            failed = random.random() < p
+            fail, other = fail + failed, other + (not failed)
+        made += fail + other
+    assert made / RUNS == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.01])
+def test_another_confidence_is_kept_as_well(alpha):
+    n = attempts_for(0.8, alpha)
+    assert judge(Tally(fail=n, other=0, asked=n, min_rate=0.8, alpha=alpha)) is Verdict.REPRODUCIBLE
+    assert judge(Tally(fail=n - 1, other=0, asked=n - 1, min_rate=0.8, alpha=alpha)) is Verdict.INCONCLUSIVE
+    low, high = interval(7, 14, alpha)
+    assert (low < interval(7, 14)[0]) == (high > interval(7, 14)[1]) == (alpha < ALPHA)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.floats(0, 1))
+def test_repeats_agree_by_chance_most_likely_at_the_rate_that_is_assumed(fail, other, p):
+    assert p**fail * (1 - p) ** other <= agree_by_chance(fail, other) * (1 + 1e-9)
+    assert agree_by_chance(fail, other) == agree_by_chance(other, fail)
+
+
+def test_five_repeats_of_both_sides_show_that_inputs_decide_and_four_do_not():
+    assert agree_by_chance(3, 2) <= ALPHA < agree_by_chance(2, 2)
+    assert agree_by_chance(9, 0) == agree_by_chance(0, 0) == 1.0  # of one side alone they show nothing

@@ -1,41 +1,14 @@
+import subprocess
 import sys
-import textwrap
 import zipfile
 
 import pytest
 
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.replay.wheels import Collection, Wanted, diagnose, parse
+from reprokit.replay.requirements import Wanted, parse
+from reprokit.replay.wheels import Collection, diagnose, names_in
 
-
-def test_a_list_is_pins_and_where_to_look():
-    wanted = parse(
-        textwrap.dedent("""
-            # torch from its own index
-            --extra-index-url https://example.org/whl/cpu
-            torch==2.13.0+cpu  # the CPU build
-            numpy==2.4.6 \\
-                --hash=sha256:0123
-            -e git+https://example.org/me/mine.git#egg=mine
-            Reprokit==0.1.0
-            tool @ https://example.org/tool-1.0-py3-none-any.whl#sha256=00
-            apple==1.0 ; python_version < "4"
-        """)
-    )
-    assert wanted.pins == (
-        'apple==1.0 ; python_version < "4"',
-        "numpy==2.4.6",
-        "tool @ https://example.org/tool-1.0-py3-none-any.whl#sha256=00",
-        "torch==2.13.0+cpu",
-    )
-    assert wanted.indexes == ("--extra-index-url https://example.org/whl/cpu",)
-
-
-@pytest.mark.parametrize("line", ["what is this", "-r other.txt", "../some/folder", "== 1.0"])
-def test_a_line_that_is_no_pin_is_named(line: str):
-    with pytest.raises(BadInput, match="not a requirement that can be pinned") as refusal:
-        parse(line)
-    assert line in str(refusal.value) and "\n" not in str(refusal.value)
+LISTED = Wanted(pins=("mine @ git+https://me:s3cret@h.example/mine@abc",), files={"mine": "mine-1.0.whl"})
 
 
 def test_gathered_once_then_remembered_and_complete(tmp_path, make_wheel, no_index):
@@ -115,45 +88,88 @@ def test_what_nobody_has_is_named_and_nothing_is_left_behind(tmp_path, make_whee
         ("  ERROR: Failed building wheel for flash-attn\nERROR: Failed to build one", BadInput, "^flash-attn: only"),
         ("ERROR: Failed to build 'apex' when getting requirements to build wheel", BadInput, "^apex: only"),
         ("ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12'", BadInput, "different Python"),
+        ("ERROR: No matching distribution found for pyg==2+pt26cu126", BadInput, r"the \+pt26cu126 builds in PIP_"),
+        ("ERROR: No matching distribution found for mine==1.0", BadInput, r"from the file mine-1\.0\.whl"),
+        (
+            "Collecting mine @ git+https://me:s3cret@h.example/mine@abc (from -r x)\n  fatal: could not read Username\n"
+            "error: subprocess-exited-with-error\n  x git clone --filter=blob:none did not run successfully.",
+            BadInput,
+            r"^mine @ git\+https://h\.example/mine@abc: its repository cannot be cloned here \(fatal: could not read",
+        ),
+        ("ERROR: Cannot find command 'git' - do you have 'git' installed?", BadInput, "cloned here .Cannot find"),
         ("", BadInput, "pip cannot gather"),
     ],
 )
 def test_what_pip_says_becomes_one_line(said: str, kind: type, words: str):
     with pytest.raises(kind, match=words) as refusal:
-        raise diagnose(said.splitlines())
+        raise diagnose(said.splitlines(), LISTED)
+    assert "\n" not in str(refusal.value) and "s3cret" not in str(refusal.value)
+
+
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "mine-0.3-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("mine.py", "FROM = 'a commit'\\n")
+        wheel.writestr("mine-0.3.dist-info/METADATA", "Metadata-Version: 2.1\\nName: mine\\nVersion: 0.3\\n")
+        wheel.writestr("mine-0.3.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("mine-0.3.dist-info/RECORD", "")
+    return name
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with a package that builds without anything from an index; its folder and its commit."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "backend.py").write_text(BACKEND)
+    build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (folder / "pyproject.toml").write_text(f'{build}[project]\nname = "mine"\nversion = "0.3"\n')
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    return folder, commit
+
+
+@pytest.mark.slow
+def test_a_commit_is_built_out_here(tmp_path, repository, no_index):
+    folder, commit = repository
+    collection = Collection(tmp_path / "cache")
+    hashes = collection.gather(parse(f"mine @ git+file://localhost{folder}@{commit}"), None, lambda line: None)
+    assert list(hashes) == ["mine-0.3-py3-none-any.whl"]
+    assert b"a commit" in zipfile.ZipFile(collection.paths(hashes)[0]).read("mine.py")
+    with pytest.raises(BadInput, match=r"^away @ git\+file:.*cannot be cloned here \(fatal: ") as refusal:
+        collection.gather(parse(f"away @ git+file://localhost/nowhere/at/all@{commit}"), None, lambda line: None)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "evil @ http://127.0.0.1:9/evil-1.0.tar.gz",
-        "evil @ file:///tmp/evil",
-        "evil @ git+https://example.org/evil",
-        "evil>=1",
-        "evil",
-        "evil==1.*",
-        "evil===http://x",
-    ],
-)
-def test_a_list_from_a_stranger_holds_exact_pins_alone(line):
-    with pytest.raises(BadInput, match=r"stranger chose.*--trust"):
-        parse(f"torch==2.0\n{line}\n", trust=False)
+@pytest.mark.slow
+def test_a_wheelhouse_is_asked_for_what_came_from_a_commit(tmp_path, make_wheel, no_index):
+    house = tmp_path / "house"
+    make_wheel(house, "mine", "0.3")
+    wanted = parse("mine @ git+file:///nowhere/at/all@abc", house=names_in(house))
+    hashes = Collection(tmp_path / "cache").gather(wanted, house, lambda line: None)
+    assert list(hashes) == ["mine-0.3-py3-none-any.whl"]
 
 
-def test_a_strangers_indexes_are_not_asked_and_nothing_is_built():
-    wanted = parse("--extra-index-url https://evil.example/simple\ntorch==2.13.0+cpu\n", trust=False)
-    assert (wanted.pins, wanted.indexes, wanted.built) == (("torch==2.13.0+cpu",), (), False)
-
-
-@pytest.mark.parametrize("line", ["--pre -r /etc/passwd", "--pre -e /tmp/evil", "--find-links a b", "-r x.txt", "-c x"])
-@pytest.mark.parametrize("trust", [True, False])
-def test_options_that_are_no_index_are_refused_whoever_wrote_them(line, trust):
-    with pytest.raises(BadInput, match="requirements: "):
-        parse(f"torch==2.0\n{line}\n", trust=trust)
-
-
-@pytest.mark.parametrize("line", ["evil @ http://x/${SECRET}/y", "--index-url https://x/${SECRET}", "a==${SECRET}"])
-def test_variables_of_this_machine_are_not_put_into_a_list(line):
-    with pytest.raises(BadInput, match="names a variable of this machine"):
-        parse(line)
+@pytest.mark.slow
+def test_the_index_of_a_build_is_asked_where_pips_own_do_not_have_it(tmp_path, make_wheel, monkeypatch):
+    """An index as PEP 503 has it, in a folder: /cu130/torch/ holds the wheel."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/own")
+    monkeypatch.setenv("REPROKIT_TORCH_INDEX", f"file://{tmp_path}/torch-builds")
+    page = tmp_path / "torch-builds" / "cu130" / "torch"
+    wheel = make_wheel(page, "torch", "2.13.0+cu130")
+    (page / "index.html").write_text(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>')
+    collection = Collection(tmp_path / "cache")
+    wanted = parse("torch==2.13.0+cu130\n", trust=False)
+    assert list(collection.gather(wanted, None, lambda line: None)) == [wheel.name]
+    with pytest.raises(BadInput, match=r"^torch==2\.13\.0\+cu126: not in any index"):
+        collection.gather(parse("torch==2.13.0+cu126\n"), None, lambda line: None)

@@ -1,6 +1,7 @@
 """A bundle: the same bytes each time, verified without unpacking, and refused in one line where anything is off."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -125,3 +126,20 @@ def test_an_incident_under_another_id_is_refused(written, tmp_path):
     archive.pack(files, top="b", incident="0" * 64, out=tmp_path / "changed.tar.zst")
     with pytest.raises(BadInput, match="id"):
         bundle.verify(tmp_path / "changed.tar.zst")
+
+
+def test_whatever_the_file_is_called_what_is_made_of_it_has_the_incidents_name(captured, written, tmp_path):
+    name = captured.path.name
+    sent = written.rename(tmp_path / "failure from ann.tar.zst")
+    incident, foreign = bundle.open_any(sent)
+    assert (incident.name, bundle.folder_of(incident), foreign) == (name, name, True)
+    assert bundle.unpack(sent, tmp_path / "by hand").name == "by hand"
+    own = Incident.open(shutil.copytree(captured.path, tmp_path / "mine" / "incident"))
+    assert own.name == "incident"  # no bundle, but a folder that somebody calls so
+
+
+def test_a_name_from_elsewhere_is_a_plain_one(captured, written, tmp_path):
+    files = contents(written)
+    del files[MANIFEST]
+    archive.pack(files, top="a $(b)\x1b[2J", incident=captured.manifest.id, out=tmp_path / "odd.tar.zst")
+    assert bundle.open_any(tmp_path / "odd.tar.zst")[0].name == "a-b-2J"

@@ -1,16 +1,19 @@
 """What a person reads: complete for a real incident, and nothing but text for a hostile one."""
 
 import io
+import json
 import re
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from reprokit.report import pages, templates, texts
-from reprokit.report.summary import incident_panel
+from reprokit.incident import FileEntry, Incident
+from reprokit.report import pages, reductions, templates, texts
+from reprokit.report.summary import incident_panel, next_step
 
 PAGES = ("README.md", "bug_report.md")
 REPLAY = {
@@ -39,6 +42,34 @@ def test_a_report_says_all_that_is_known(captured):
         assert known in page, known
 
 
+def test_what_else_a_reduction_found_has_a_section_each(captured):
+    plain = render(captured, "bug_report.md", reduction=REDUCTION)
+    titles = ("### Values", "### Modules", "### Simpler settings", "### Differences to a configuration")
+    assert not [title for title in titles if title in plain]
+    found = {
+        "values": {"x": "special"},
+        "variant": {
+            "modules": {"net.drop": "identity", "net.0": "freeze"}, "config": {"depth": 1},
+            "harness": {"autocast": None},
+        },
+        "config": {
+            "differences": [{"key": "lr", "here": 9, "baseline": 0.1}, {"key": "eps", "here": "a|b"}], "kept": ["lr"]
+        },
+    }  # fmt: skip
+    page = render(captured, "bug_report.md", reduction=REDUCTION | found)
+    assert all(title in page for title in titles)
+    for known in (
+        "| `x` | `NaN, infinities and extremes alone` |", "| `net.drop` | `not needed: ",
+        "| `net.0` | `needs no gradients` |",
+        "| `depth` | `1` |", "| `autocast` | `null` |", "| `lr` | `9` | `0.1` | `yes` |", "| `(absent)` | `no` |",
+    ):  # fmt: skip
+        assert known in page, known
+    tables = [one for one in MarkdownIt("commonmark").enable("table").parse(page) if one.type == "table_open"]
+    before = [one for one in MarkdownIt("commonmark").enable("table").parse(plain) if one.type == "table_open"]
+    assert len(tables) == len(before) + len(titles)
+    assert "### Values" not in render(captured, "bug_report.md", reduction=REDUCTION | {"values": ["odd"]})
+
+
 def test_what_only_a_person_knows_is_marked(captured):
     page = render(captured, "bug_report.md")
     for blank in ("Priority", "Impact", "Workarounds tried", "Frequency"):
@@ -51,11 +82,12 @@ def test_what_only_a_person_knows_is_marked(captured):
 def test_a_hostile_incident_draws_nothing(name, hostile, captured):
     """The structure of its page is made of our elements only."""
     tokens = MarkdownIt("commonmark").enable("table").parse(render(hostile, name))
-    allowed = {"text", "code_inline", "softbreak", "strong_open", "strong_close", "em_open", "em_close"}
+    allowed = {"image", "text", "code_inline", "softbreak", "strong_open", "strong_close", "em_open", "em_close"}
     for token in tokens:
         assert token.type != "html_block"
         assert {part.type for part in token.children or ()} <= allowed
         for part in token.children or ():
+            assert part.type != "image" or part.attrs["src"] in ("batch.png", "curve.png")
             if part.type == "text":
                 assert not re.search(r"[<>@{}$\x1b\x07\u202e]", part.content), part.content
     headings = [after.content for before, after in pairwise(tokens) if before.type == "heading_open"]
@@ -76,14 +108,31 @@ def screen(incident, width=100):
     return console.file.getvalue()
 
 
-def test_one_screen_answers_first_and_ends_with_the_next_step(captured):
+def test_one_screen_answers_first(captured):
     shown = screen(captured)
     lines = shown.rstrip("\n").split("\n")
     assert "nonfinite_loss at loss, step 3" in lines[0]
-    assert "\nnext: reprokit reduce" in shown and lines[-1].endswith(f"{captured.path.name} -o reduced")
     for known in ("b 3 x t 4", "train.py:build", "no commit", "the last healthy batch", captured.manifest.id[:12]):
         assert known in shown, known
-    assert len(lines) <= 40
+    assert len(lines) < 40  # and one for the next step
+    assert next_step(captured, "here") == ("reprokit", "reduce", "here", "-o", "reduced")
+
+
+def test_one_screen_says_what_it_takes_to_go_on(captured, copy):
+    shown = " ".join(screen(captured).split())
+    for known in ("2 steps before it: --rewind 2 at most", "float32, no autocast", "redacted nothing"):
+        assert known in shown, known
+    flags = json.loads((copy / "flags.json").read_text())
+    (copy / "flags.json").write_text(json.dumps({**flags, "harness_autocast": "bf16"}))
+    patch = {"source/patch.diff": FileEntry(sha256="0" * 64, bytes=9)}
+    changed = replace(captured.manifest, commit="ab" * 20, files=captured.manifest.files | patch, redacted=("a.py: 1",))
+    shown = " ".join(screen(Incident(copy, changed)).split())
+    for known in ("commit abababababab, with uncommitted changes", "autocast bf16", "redacted a.py: 1"):
+        assert known in shown, known
+    clean = FileEntry(sha256="0" * 64, bytes=0)
+    changed = replace(changed, files={"source/patch.diff": clean})
+    shown = screen(Incident(copy, changed))
+    assert "uncommitted" not in shown and "none: no --rewind" in shown
 
 
 def test_a_hostile_incident_does_not_steer_the_terminal(hostile):
@@ -91,6 +140,21 @@ def test_a_hostile_incident_does_not_steer_the_terminal(hostile):
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
     assert "[bold]" in shown and "\\x1b" in shown
     assert len(shown.splitlines()) <= 60
+
+
+def test_a_batch_that_is_a_bare_tensor_is_called_so(captured):
+    found = REDUCTION | {
+        "axes": {"key": {"size": 1, "kept": [""], "healed": [], "guilty": [""], "together": False}},
+        "values": {"": "zero"}, "regions": [{"entry": "", "b": [1], "guilty": True}], "groups": [], "untried": [""],
+    }  # fmt: skip
+    lines = reductions.lines(found)
+    for known in (
+        "content needed of none (text, not tried: batch)   guilty batch", "values of batch: zeros",
+        "region of batch: b 1",
+    ):  # fmt: skip
+        assert any(known in line for line in lines), lines
+    page = render(captured, "bug_report.md", reduction=found)
+    assert "| `batch` | `zeros` |" in page and "| `batch` | `batch` |" in page and "(empty)" not in page
 
 
 def test_bytes_for_people():
@@ -102,3 +166,6 @@ def test_a_verdict_that_cannot_be_read_is_none():
     for odd in (None, {}, {"n": 3}, {"n": "x"}, REPLAY | {"interval": None, "verdict": "FLAKY"}):
         assert texts.frequency(odd) is None
     assert "77% to 100%" in texts.frequency(REPLAY | {"verdict": "FLAKY"})
+    decided = REPLAY | {"verdict": "FLAKY", "depends_on": ["rng", "threads"], "confidence": 0.999}
+    assert "; depends on RNG or thread count; it fails" in texts.frequency(decided)
+    assert "(99.9% confidence)" in texts.frequency(decided)

@@ -81,7 +81,7 @@ def test_a_python_without_the_right_torch_is_told_so(unpacked):
 
 BROKEN = [
     "def load_entrypoint(*_):\n    raise BadInput('train.py does not import: no such package')\n",
-    "import sys\nif 'worker' in sys.argv[0]:\n    raise ImportError('no such package')\n",
+    "import sys\nif 'serve' in sys.argv[0]:\n    raise ImportError('no such package')\n",
 ]
 
 

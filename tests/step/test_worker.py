@@ -9,10 +9,11 @@ import sys
 import psutil
 import pytest
 
+from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import Kind, Signature
 from reprokit.step.case import Case, Variant
 from reprokit.step.outcome import Status
-from reprokit.step.worker import Worker, child_environment, environment
+from reprokit.step.worker import Worker, _description, child_environment, environment
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,13 @@ def test_a_deadline_that_passes_is_a_hang_and_kills_the_whole_group(make_inciden
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_process_that_is_not_in_its_step_by_then_says_nothing_about_it(make_incident):
+    incident = make_incident(signature=Signature(kind=Kind.HANG, where="step"))
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident), timeout=0.001)
+    assert outcome.status is Status.INFRA and "did not come to its step within 0.001 s" in outcome.detail
+
+
 def test_a_process_that_dies_is_a_crash_with_its_last_words(make_incident):
     body = "import os, sys\nprint('last words', file=sys.stderr)\nsys.stderr.flush()\nos.kill(os.getpid(), 11)"
     incident = make_incident(body=body)
@@ -78,6 +86,32 @@ def test_a_process_that_dies_is_a_crash_with_its_last_words(make_incident):
         again = worker.evaluate(case(incident))
     assert outcome.status is Status.OTHER and outcome.signature.kind is Kind.CRASH
     assert "SIGSEGV" in outcome.detail and "last words" in outcome.detail and again.signature == outcome.signature
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_step_that_exits_is_a_crash(make_incident, code):
+    body = f"import os, sys\nprint('last words', file=sys.stderr)\nif x.isnan().any(): os._exit({code})"
+    incident = make_incident(body=body, signature=Signature(kind=Kind.CRASH, where="step"))
+    with Worker(incident) as worker:
+        outcomes = [worker.evaluate(case(incident), isolation) for isolation in ("restore", "process")]
+        assert worker.evaluate(case(incident, content="donor")).status is Status.PASS
+    for outcome in outcomes:
+        assert outcome.status is Status.FAIL and outcome.signature == Signature(kind=Kind.CRASH, where="step")
+        assert f"exited with {code}" in outcome.detail and "last words" in outcome.detail
+
+
+@pytest.mark.parametrize("ends", ["os._exit(3)", "os.kill(os.getpid(), 11)"])
+@pytest.mark.parametrize(("lowest", "status"), [(1.0, Status.INFRA), (0.5, Status.INVALID)])
+def test_a_build_that_ends_the_process_says_nothing_about_the_step(make_incident, monkeypatch, ends, lowest, status):
+    """Of the captured harness the machinery is to blame; what a variant changes may be impossible to build."""
+    names, seeded = make_incident.__globals__, 'torch.manual_seed(config["seed"])'
+    harm = f"{seeded}\n    import os\n    if reprokit.is_replay() and config['dropout'] < {lowest}: {ends}"
+    monkeypatch.setitem(names, "SCRIPT", names["SCRIPT"].replace(seeded, harm))
+    incident = make_incident(signature=Signature(kind=Kind.CRASH, where="step"))
+    variant = Variant() if status is Status.INFRA else Variant(config={"dropout": 0.0})
+    with Worker(incident) as worker:
+        outcome = worker.evaluate(case(incident, variant=variant))
+    assert outcome.status is status and "before the step" in outcome.detail
 
 
 def test_what_user_code_prints_is_no_answer(make_incident):
@@ -109,7 +143,7 @@ def test_a_single_case_by_file(make_incident, tmp_path):
     (tmp_path / "case.json").write_text(json.dumps(case(incident).to_json()))
     out = tmp_path / "outcome.json"
     subprocess.run(
-        [sys.executable, "-m", "reprokit.step.worker", "--case", str(tmp_path / "case.json"), "--out", str(out)],
+        [sys.executable, "-m", "reprokit.step.serve", "--case", str(tmp_path / "case.json"), "--out", str(out)],
         check=True, timeout=60, env=child_environment(incident), cwd=tmp_path,
     )  # fmt: skip
     assert json.loads(out.read_text())["status"] == "FAIL"
@@ -166,3 +200,45 @@ def test_leaving_an_engine_ends_what_it_runs(make_incident):
         futures = [engine.submit(case(incident)) for _ in range(3)]
     assert monotonic() - begun < 60
     assert all(future.done() for future in futures)
+
+
+def test_a_worker_tells_what_variants_can_name(make_incident):
+    incident = make_incident()
+    with Worker(incident) as worker:
+        before = worker.evaluate(case(incident))
+        pid = worker._process.pid
+        found = worker.describe()
+        assert worker._process.pid == pid and worker.evaluate(case(incident)).fingerprint == before.fingerprint
+        with pytest.raises(BadInput, match=r"no key 'depth'"):
+            worker.describe(Variant(config={"depth": 1}))
+        assert worker.describe(Variant(config={"dropout": 0.0})) == found
+    assert found["modules"] == ["net", "net.0", "net.1", "net.2", "net.3"] and found["knobs"] == {}
+    assert found["parameters"]["net.0.weight"] == [8, 4] and found["optimizers"]["optimizer"]["kind"] == "AdamW"
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        ("raise KeyError('no\\n weights')", BadInput, "KeyError: .*no.*weights"),
+        ("raise SystemExit(3)", BadInput, "SystemExit: 3"),
+        ("import os; os._exit(9)", Infrastructure, "the process ended with 9"),
+        ("import time; time.sleep(600)", Infrastructure, "no answer within 9 s"),
+    ],
+)
+def test_a_harness_that_cannot_be_described_is_named_in_one_line(make_incident, monkeypatch, build, error, says):
+    names = make_incident.__globals__
+    seeded = 'torch.manual_seed(config["seed"])'
+    stops = f"{seeded}\n    if reprokit.is_replay(): {build}"
+    monkeypatch.setitem(names, "SCRIPT", names["SCRIPT"].replace(seeded, stops))
+    incident = make_incident()
+    with Worker(incident) as worker, pytest.raises(error, match=says) as refusal:
+        worker.describe(timeout=9 if "sleep" in build else None)
+    assert "\n" not in str(refusal.value) and str(incident.path) in str(refusal.value)
+
+
+def test_an_answer_that_is_no_description_is_infra(make_incident):
+    good = {"knobs": {}, "modules": ["net"], "parameters": {"net.weight": [2]}, "optimizers": {}, "harness": {}}
+    assert _description(good | {"more": 1}, "here") == good
+    for bad in ([], good | {"modules": "net"}, good | {"knobs": {"depth": 3}}, {"knobs": {}}):
+        with pytest.raises(Infrastructure, match="here: the answer is not a description"):
+            _description(bad, "here")

@@ -64,10 +64,20 @@ def test_for_people_it_is_a_few_lines(tmp_path, capsys):
 
 
 def test_what_was_bad_from_the_start_has_no_operation(tmp_path, capsys):
-    code, _, err = cli(capsys, "locate", captured(tmp_path, "z17"), "--standalone", tmp_path / "alone")
+    code, out, err = cli(capsys, "locate", captured(tmp_path, "z17"), "--standalone", tmp_path / "alone")
     assert code == 2
+    assert out.splitlines()[1].startswith("batch entry locals, before the step began")  # the answer all the same
     assert "batch entry locals was bad before the step began" in err
     assert not (tmp_path / "alone").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, capsys, monkeypatch):
+    path = captured(tmp_path, "z07")
+    monkeypatch.setattr("reprokit.pipeline.locate", lambda *_: pytest.fail("worked"))
+    (tmp_path / "file").write_text("mine")
+    for folder, says in ((tmp_path / "file", "exists already"), (tmp_path / "file" / "x", "no folder that you may")):
+        code, out, err = cli(capsys, "locate", path, "--standalone", folder)
+        assert (code, out) == (2, "") and says in err and len(err.splitlines()) == 1
 
 
 def test_names_that_would_become_code_are_refused(tmp_path):

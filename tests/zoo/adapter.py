@@ -47,15 +47,17 @@ def build(config):
     )
 
 
-def main(name, out, **options):
-    """Step on the donor, then on the batch, as training would; returns the recorder."""
+def main(name, out, times=1, **options):
+    """Step on the donor, then on the batch, so many times, as training would; returns the recorder."""
     config = {"recipe": name}
     recipe = load(name)
+    if recipe.TRUTH["kind"] == "spike":
+        options.setdefault("limits", reprokit.Limits(loss_above=recipe.TRUTH["spike_over"]))
     recorder = reprokit.Recorder(build(config), build=build, config=config, out=out, **options)
     with recorder:
-        recorder.step(recipe.make_donor())
-        try:
-            recorder.step(recipe.make_batch(0))
-        except Exception as error:
-            recorder.error = error
+        for batch in (recipe.make_donor(), *(recipe.make_batch(0) for _ in range(times))):
+            try:
+                recorder.step(batch)
+            except Exception as error:
+                recorder.error = error
     return recorder

@@ -20,9 +20,12 @@ class Inline(Engine):
 
     def __init__(self, incident: Incident, *, match: str | None = None) -> None:
         self._session = Session(incident, match=match)
+        self._closed = False
 
     def submit(self, case: Case) -> Future[Outcome]:
         """Evaluated by the time it returns."""
+        if self._closed:
+            raise RuntimeError("this engine was closed")
         future: Future[Outcome] = Future()
         future.set_result(self._session.evaluate(case))
         return future
@@ -30,4 +33,5 @@ class Inline(Engine):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         self._session.__exit__(kind, error, trace)

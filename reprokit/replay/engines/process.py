@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from reprokit.incident import Incident
+from reprokit.replay import share
 from reprokit.replay.engines.base import Engine
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome
@@ -25,7 +26,7 @@ class Process(Engine):
     def __init__(
         self, incident: Incident, *, jobs: int | None = None, timeout: float | None = None, match: str | None = None
     ) -> None:
-        self.capacity = jobs or os.cpu_count() or 1  # most of an attempt is one thread that imports
+        self.capacity = jobs or share.jobs(share.need_of(incident))  # most of an attempt is one thread that imports
         self._incident = incident
         self._timeout = timeout
         self._match = match

@@ -1,0 +1,208 @@
+"""Attempts that ended, on disk: whatever ends a run of them, it goes on with every one that it made.
+
+Each is a line, synced before it is used, since the next may take the machine down. The first line holds what makes an
+attempt what it is: incident, case, engine and options. Attempts of another kind are no attempts at this, so it must be
+the same; how many are asked for, and how sure one wants to be, may change. The second holds the number from which all
+draws come. Beside it lie the logs. Where it cannot be written any more, attempts go on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from time import time
+from types import TracebackType
+from typing import Any, Self
+
+from reprokit import _files, _lines
+from reprokit.errors import BadInput, ReprokitError
+from reprokit.replay.attempts import Halted
+from reprokit.replay.result import Replay
+from reprokit.replay.strata import Attempt
+from reprokit.step.outcome import Outcome
+
+FILE, LOGS = "attempts.jsonl", "logs"
+_FORMAT = 1
+_DAYS = 30  # that a run which nobody gave a place is kept: somebody who goes on does so within a month
+_KINDS: Mapping[str, Any] = {"index": int, "number": int, "repeat": bool, "inputs": dict, "outcome": dict}
+
+
+class Journal:
+    """Of one run of attempts, by one process at a time. Costs one sync an attempt. No folder: nothing is kept."""
+
+    def __init__(
+        self, folder: Path | None, handle: int | None, base: int, attempts: list[Attempt], *, passing: bool = False
+    ) -> None:
+        self.folder = folder
+        self.base = base  # all draws come from it
+        self.attempts = attempts  # those that were here when it was opened
+        self.broken = ""  # one line, once it cannot be written any more
+        self._handle = handle
+        self._passing = passing  # of no use once the run is over
+        self._counting = sum(attempt.counts for attempt in attempts)
+
+    @classmethod
+    def open(cls, folder: Path, asked: Mapping[str, Any], *, resume: bool = False, passing: bool = False) -> Journal:
+        """A new one in a folder that has none, or to go on with one. asked: what must be the same then, as plain data.
+
+        Raises BadInput: there is one, there is none, it is of another replay, in use, or cannot be written.
+        """
+        path = folder / FILE
+        header = {"replay": _FORMAT, **asked}
+        first = _lines.line({"header": header}) + _lines.line({"base": secrets.randbits(64)})
+        try:
+            if path.exists() != resume:
+                raise BadInput(_refusal(folder, resume))
+            handle = _lines.claimed(path, first, whose="replay")
+        except OSError as error:
+            raise BadInput(f"{path}: attempts cannot be kept there: {error.strerror}; give another --out") from error
+        try:
+            base, attempts = _read(path, handle, _lines.parsed(_lines.line(header)))
+        except BaseException:
+            os.close(handle)
+            raise
+        return cls(folder, handle, base, attempts, passing=passing)
+
+    @classmethod
+    def nowhere(cls) -> Journal:
+        """Keeps nothing."""
+        return cls(None, None, secrets.randbits(64), [])
+
+    def keep(self, attempt: Attempt) -> None:
+        """With its log, before it is used."""
+        if self._handle is None or self.folder is None or self.broken:
+            return
+        try:
+            self._log(attempt, self.folder / LOGS)
+            _lines.append(self._handle, _lines.line({"attempt": _plain(attempt)}), sync=True)
+            self._counting += attempt.counts
+        except OSError as error:
+            self.broken = f"{self.folder}: {error.strerror}; attempts go on, but cannot be resumed from here"
+
+    def ended(self, run: Callable[[], Replay]) -> Replay:
+        """What it gives, with the folder where that is still there: one that was given, or that one can go on from."""
+        try:
+            replay = run()
+        except Halted as halted:
+            halted.replay = replace(halted.replay, folder=self._left())
+            raise
+        except ReprokitError as error:
+            if left := self._left():
+                error.args = (f"{error}; {self._counting} attempts kept, to go on from there: --resume {left}",)
+            raise
+        over = replay.stopped != "infrastructure"
+        if over and self._passing and self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return replay
+        return replace(replay, folder=self._left())
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)  # which gives up the lock
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _left(self) -> Path | None:
+        """The folder, unless there is nothing in it to go on from."""
+        if self.folder and not self._counting:
+            shutil.rmtree(self.folder / LOGS, ignore_errors=True)
+            with suppress(OSError):
+                (self.folder / FILE).unlink()
+                self.folder.rmdir()  # if there is nothing else in it
+            return None
+        return self.folder
+
+    def _log(self, attempt: Attempt, folder: Path) -> None:
+        """What its process printed last, or what is known instead."""
+        outcome = attempt.outcome
+        exit_code = [] if outcome.exit_code is None else [f"exit code {outcome.exit_code}"]
+        if text := "\n".join([*exit_code, *filter(None, dict.fromkeys((outcome.detail, outcome.log)))]):
+            folder.mkdir(exist_ok=True)
+            (folder / f"{attempt.index:04d}.txt").write_text(f"{text}\n", errors="replace")
+
+
+def opened(
+    out: Path | None, resume: Path | None, asked: Mapping[str, Any], *, keep: bool, say: Callable[[str], object]
+) -> Journal:
+    """Where the user says; else, to `keep` it while it goes on, in the user's cache; else nowhere."""
+    if out and resume and out.resolve() != resume.resolve():
+        raise BadInput(f"--resume {resume}: goes on in its own folder; leave out --out")
+    runs = _files.user_cache() / "replays"
+    if resume:
+        return Journal.open(resume, asked, resume=True, passing=resume.resolve().parent == runs.resolve())
+    if out:
+        return Journal.open(out, asked)
+    if keep:
+        try:
+            return Journal.open(_place(runs, str(asked["incident"])), asked, passing=True)
+        except BadInput as error:
+            say(f"{error}; without one, this cannot be resumed")
+    return Journal.nowhere()
+
+
+def _place(runs: Path, incident: str) -> Path:
+    """A folder for a run that was given none; those that nobody came back to go."""
+    with suppress(OSError):
+        for old in runs.iterdir():
+            if time() - old.stat().st_mtime > _DAYS * 24 * 3600:
+                shutil.rmtree(old, ignore_errors=True)
+    return runs / f"{incident[:12]}-{secrets.token_hex(4)}"
+
+
+def _refusal(folder: Path, resume: bool) -> str:
+    if resume:
+        return f"--resume {folder}: no attempts of an earlier replay there; give the folder that it named, or --out"
+    return f"--out {folder}: has the attempts of an earlier replay; --resume it, or give another folder"
+
+
+def _read(path: Path, handle: int, header: Mapping[str, Any]) -> tuple[int, list[Attempt]]:
+    """Base and attempts. Cuts off what is torn at the end."""
+    lines = _lines.read(handle)
+    if lines is None or len(lines) < 2 or not isinstance(found := _lines.parsed(lines[0]).get("header"), dict):
+        raise BadInput(f"{path}: not a journal of attempts; give another folder")
+    if found != header:
+        names = sorted(key for key in found.keys() | header.keys() if found.get(key) != header.get(key))
+        raise BadInput(
+            f"{path}: of another replay: not the same {', '.join(map(_files.shown, names))}; repeat it as it was, or "
+            "start over with another --out"
+        )
+    base = _lines.parsed(lines[1]).get("base")
+    attempts = [_attempt(_lines.parsed(line)) for line in lines[2:]]
+    sound = attempts.index(None) if None in attempts else len(attempts)
+    if type(base) is not int or any(attempts[sound:]):
+        raise BadInput(f"{path}: line {2 if type(base) is not int else sound + 3} is damaged; give another folder")
+    if sound < len(attempts):
+        os.ftruncate(handle, sum(map(len, lines[: sound + 2])))
+    return base, [attempt for attempt in attempts[:sound] if attempt]
+
+
+def _plain(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "index": attempt.index,
+        "number": attempt.number,
+        "repeat": attempt.repeat,
+        "inputs": dict(attempt.inputs),
+        "outcome": attempt.outcome.to_json(),
+    }
+
+
+def _attempt(record: Mapping[str, Any]) -> Attempt | None:
+    """None where it is none."""
+    data = record.get("attempt")
+    if not isinstance(data, dict) or {name: type(value) for name, value in data.items()} != _KINDS:
+        return None
+    try:
+        outcome = Outcome.from_json(data["outcome"])
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return Attempt(**{**data, "outcome": outcome})

@@ -1,0 +1,97 @@
+"""What a machine of a cluster does: fetch an incident by its id, and evaluate cases of it in an engine there.
+
+Cases come and outcomes go as JSON, and incidents through the store. A machine keeps what it fetched, so that all
+attempts there, of this run and of later ones, cost one transfer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reprokit import _files
+from reprokit.errors import BadInput
+from reprokit.replay.choose import open_engine
+from reprokit.replay.engines.base import Engine
+from reprokit.step.case import Case
+from reprokit.store.objects import Store
+
+INCIDENTS = "incidents"  # below the cache of the user there
+
+
+def request(inner: str, there: Mapping[str, Any]) -> dict[str, Any]:
+    """What a host is made of, as plain data. there: options of `open_engine`."""
+    return {"inner": inner, "there": {name: str(v) if isinstance(v, Path) else v for name, v in there.items()}}
+
+
+def shared(store: str | None) -> str | None:
+    """The store that was named, by an option or REPROKIT_STORE; a folder by its whole path."""
+    named = store or os.environ.get("REPROKIT_STORE")
+    return named if not named or "://" in named else str(Path(named).resolve())
+
+
+def own_store() -> str:
+    """A store in this user's cache, for clusters that see it."""
+    return str(_files.user_cache() / "store")
+
+
+class Host:
+    """One engine, for the cases of one replay. Errors are reprokit's own."""
+
+    def __init__(self, store: str, jobs: int | None, inner: str, there: Mapping[str, Any]) -> None:
+        self._url, self._jobs, self._inner, self._there = store, jobs, inner, dict(there)
+        self._paths: dict[str, Path] = {}
+        self._engine: Engine | None = None
+
+    def open(self, id: str) -> None:
+        """Fetch the incident, and open the engine for it; what fails here fails for every attempt."""
+        incident = self._store().get(id, self._folder())
+        self._paths[id] = incident.path
+        wheelhouse = self._there.pop("wheelhouse", None)
+        options = self._there | {"wheelhouse": Path(wheelhouse) if wheelhouse else None}
+        self._engine = open_engine(incident, self._inner, jobs=self._jobs, **options)
+        self._engine.__enter__()
+
+    def evaluate(self, id: str, case: str) -> str:
+        """The outcome's JSON. Called from as many threads as there are jobs."""
+        assert self._engine is not None
+        if id not in self._paths:
+            self._paths[id] = self._store().get(id, self._folder()).path
+        data = json.loads(case)
+        outcome = self._engine.submit(replace(Case.from_json(data), incident=self._paths[id])).result()
+        return json.dumps(outcome.to_json(), allow_nan=False)
+
+    def close(self) -> None:
+        """End what runs."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.__exit__(None, None, None)
+
+    def _store(self) -> Store:
+        return Store(self._url)
+
+    def _folder(self) -> Path:
+        return _files.user_cache() / INCIDENTS
+
+
+def evaluate(asked: Mapping[str, Any], out: Path) -> None:
+    """One case with a host of its own, in a job of a batch system. The outcome is written whole or not at all; what the
+    user can mend is a line beside it, with the suffix `.bad`."""
+    host = Host(asked["store"], 1, asked["inner"], asked["there"])
+    try:
+        host.open(asked["id"])
+        _write(out, host.evaluate(asked["id"], json.dumps(asked["case"])))
+    except BadInput as error:
+        _write(out.with_suffix(".bad"), str(error))
+    finally:
+        host.close()
+
+
+def _write(out: Path, text: str) -> None:
+    part = out.with_name(f".{out.name}.part")
+    part.write_text(text)
+    part.replace(out)

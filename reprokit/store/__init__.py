@@ -1,0 +1,1 @@
+"""Incidents kept where other machines reach them: each file once, under its hash."""
