@@ -1,0 +1,90 @@
+"""What a gate is: it asks one kind of question of a harness, and says what it expected and what it saw.
+
+A gate cannot flatter. What it could not ask is NOT_APPLICABLE, with the reason, and never a pass; a gate that yields
+nothing, or that breaks, has failed (see `smoke.smoke`). Each check that can pass on a degenerate model has a
+counterpart that such a model fails: a constant encoder leaks nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from reprokit.harness import Harness
+
+LAPS = 2  # batches that each gate looks at: what is right once may be a state that the first step leaves
+
+
+class Verdict(StrEnum):
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One row of the table."""
+
+    gate: str
+    check: str  # what was asked: "every loss term is finite"
+    expected: str
+    observed: str  # of NOT_APPLICABLE: why it cannot be asked
+    verdict: Verdict
+    advice: str = ""  # what to do next; a changed experiment is called one
+    measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What the gates look at. Batches lie on the host, as the loader gave them; do not write into them."""
+
+    build: Callable[[Any], Harness]
+    config: Any
+    entrypoint: str
+    batches: Sequence[Any]  # LAPS of them, or fewer where the loader ends; none where there is no loader
+    no_batches: str = ""  # why there are none
+    seed: int = 0
+    out: Path | None = None  # folder for incidents
+
+    def harness(self) -> Harness:
+        """Built anew, with torch seeded: no gate sees what another one left."""
+        torch.manual_seed(self.seed)
+        return self.build(self.config)
+
+
+class Gate(ABC):
+    """One kind of question. Its docstring says what it catches, and what it costs in steps."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def look(self, subject: Subject) -> Iterator[Finding]:
+        """Its rows. What the harness raises may leave it: that is a failure of this gate."""
+
+    def passed(self, check: str, expected: str, observed: str, **measured: float) -> Finding:
+        return self._finding(check, expected, observed, Verdict.PASSED, "", measured)
+
+    def failed(self, check: str, expected: str, observed: str, advice: str, **measured: float) -> Finding:
+        return self._finding(check, expected, observed, Verdict.FAILED, advice, measured)
+
+    def not_applicable(self, check: str, because: str) -> Finding:
+        return self._finding(check, "", f"not applicable, because {because}", Verdict.NOT_APPLICABLE, "", {})
+
+    def _finding(
+        self, check: str, expected: str, observed: str, verdict: Verdict, advice: str, measured: Mapping[str, float]
+    ) -> Finding:
+        return Finding(
+            gate=self.name,
+            check=check,
+            expected=expected,
+            observed=observed,
+            verdict=verdict,
+            advice=advice,
+            measured=dict(measured),
+        )

@@ -1,0 +1,1 @@
+"""One gate a file; each asks one kind of question of a harness."""
