@@ -23,6 +23,7 @@ from reprokit.replay.verdict import ALPHA
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
 
+_LOOKS = 100  # attempts that are each worth a look; past them, each hundredth more
 _LEAST_CAP = 3  # spoiled attempts that even `-n 1` bears: a container that is killed once may well run the next time
 
 
@@ -74,14 +75,17 @@ def run(
             loop.fill()
             for attempt in loop.ended():
                 keep(attempt)
-                loop.attempts.append(attempt)
-                watch(loop.replay("interrupted"))
+                if loop.add(attempt):
+                    watch(loop.replay("interrupted"))
     except KeyboardInterrupt as error:
         raise Halted(loop.replay("interrupted")) from error
     finally:
         loop.cancel()
     loop.refuse_nothing()
-    return loop.replay(stopped)
+    found = loop.replay(stopped)
+    if loop.behind:
+        watch(found)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +112,24 @@ class _Loop:
     ) -> None:
         self._case, self._engine, self._rules, self._judged, self._room = case, engine, rules, judged, room
         self.attempts = list(kept)
-        self._spoiled_before = self._spoiled()
+        self._spoiled = self._spoiled_before = sum(not attempt.counts for attempt in kept)
+        self._strata, self._look_at = strata(kept), len(kept) + 1
+        self.behind = False  # attempts that nobody has looked at
         self._pending: dict[Future[Outcome], _Draw] = {}
         used = {attempt.number for attempt in kept}
         self._next = max(used, default=-1) + 1
         self._unused = [number for number in range(self._next) if number not in used]  # interrupted before they ended
+
+    def add(self, attempt: Attempt) -> bool:
+        """Whether all of them are worth a look again: after each while they are few, later after each hundredth more,
+        or thousands would cost the square of their number. What holds at any time holds at these."""
+        self.attempts.append(attempt)
+        self._spoiled += not attempt.counts
+        self.behind = len(self.attempts) < self._look_at
+        if not self.behind:
+            self._strata = strata(self.attempts)
+            self._look_at = len(self.attempts) + 1 + len(self.attempts) // _LOOKS
+        return not self.behind
 
     def replay(self, stopped: Stopped) -> Replay:
         return Replay(
@@ -127,20 +144,19 @@ class _Loop:
         )
 
     def stopped(self) -> Stopped | None:
-        spoiled = self._spoiled()
-        if len(self.attempts) - spoiled >= self._rules.n:
+        if len(self.attempts) - self._spoiled >= self._rules.n:
             return "asked"
-        if not self._rules.estimate and (decides := settled(strata(self.attempts), self._rules.alpha)) is not None:
+        if not self._rules.estimate and (decides := settled(self._strata, self._rules.alpha)) is not None:
             return "depends" if decides else "flaky"
-        if spoiled - self._spoiled_before >= _LEAST_CAP and self._all_invalid():
+        broke = self._spoiled - self._spoiled_before
+        if broke >= _LEAST_CAP and self._all_invalid():
             return "infrastructure"  # what no process can build is not tried again and again
-        return "infrastructure" if spoiled - self._spoiled_before >= self._cap else None
+        return "infrastructure" if broke >= self._cap else None
 
     def fill(self) -> None:
         """Start as many as may run now."""
-        spoiled = self._spoiled()
-        missing = self._rules.n - (len(self.attempts) - spoiled)
-        bearable = self._cap - (spoiled - self._spoiled_before)
+        missing = self._rules.n - (len(self.attempts) - self._spoiled)
+        bearable = self._cap - (self._spoiled - self._spoiled_before)
         while len(self._pending) < min(self._room, missing, bearable):
             draw = self._draw()
             self._pending[submitted(self._engine, varied(self._case, draw.inputs))] = draw
@@ -165,7 +181,7 @@ class _Loop:
 
     def refuse_nothing(self) -> None:
         """Raises where nothing is known, and why."""
-        if self._spoiled() < len(self.attempts):
+        if self._spoiled < len(self.attempts):
             return
         why = last_line(self.attempts[0].outcome.detail)
         if self._all_invalid():
@@ -181,9 +197,9 @@ class _Loop:
         """The next inputs: new ones, or some again where that tells whether inputs decide."""
         concurrency, names = len(self._pending) + 1, self._rules.draws.names
         if names:
-            found = strata(self.attempts)
             under_way = [draw.inputs for draw in self._pending.values()]
-            if settled(found, self._rules.alpha) is None and (again := to_repeat(found, under_way)):
+            unsettled = settled(self._strata, self._rules.alpha) is None
+            if unsettled and (again := to_repeat(self._strata, under_way)):
                 first = again.attempts[0]
                 return _Draw(number=first.number, inputs=first.inputs, repeat=True, concurrency=concurrency)
         if self._unused:
@@ -192,9 +208,6 @@ class _Loop:
             number, self._next = self._next, self._next + 1
         inputs = self._rules.draws.inputs(number)
         return _Draw(number=number, inputs=inputs, repeat=False, concurrency=concurrency)
-
-    def _spoiled(self) -> int:
-        return sum(not attempt.counts for attempt in self.attempts)
 
     def _all_invalid(self) -> bool:
         return all(attempt.outcome.status is Status.INVALID for attempt in self.attempts)

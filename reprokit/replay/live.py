@@ -12,7 +12,7 @@ from reprokit.replay.strata import Attempt
 
 
 class Live:
-    """Told of a replay after each attempt. gpus: that one attempt holds. kept: attempts of an earlier run."""
+    """Told of a replay as attempts end. gpus: that one attempt holds. kept: attempts of an earlier run."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Live:
         self._what, self._room, self._gpus = f"replay in {engine}", max(1, room), gpus
         self._say, self._show, self._clock = say, show, clock
         self._start, self._before = clock(), sum(attempt.counts for attempt in kept)
+        self._seen = len(kept)
         self._prints = Counter(bits(attempt.outcome) for attempt in kept if attempt.outcome.fingerprint)
         self._told: set[str] = set()
         self._foretold = False
@@ -37,10 +38,9 @@ class Live:
         self._show(self._what, self._before, asked, "")
 
     def __call__(self, known: Replay) -> None:
-        """After each attempt."""
-        outcome = known.attempts[-1].outcome
-        if outcome.fingerprint:
-            self._prints[bits(outcome)] += 1
+        """After each attempt, or some."""
+        new, self._seen = known.attempts[self._seen :], len(known.attempts)
+        self._prints.update(bits(attempt.outcome) for attempt in new if attempt.outcome.fingerprint)
         remaining = left(self._clock() - self._start, known.n - self._before, known.asked - self._before, self._room)
         self._versions(known)
         if known.n > self._before and not self._foretold:

@@ -209,6 +209,13 @@ def test_attempts_are_numbered_as_they_end_and_told_of_as_they_do():
     assert [attempt.index for attempt in replay.attempts] == list(range(5))
 
 
+def test_thousands_of_attempts_do_not_cost_the_square_of_their_number():
+    seen = []
+    replay = run(CASE, Scripted(FAIL, PASS), Rules(n=5000, estimate=True), watch=lambda so_far: seen.append(so_far.n))
+    assert replay.n == 5000 and sum(seen) < 5000 * 200
+    assert seen[:100] == list(range(1, 101)) and seen[-1] == 5000
+
+
 def test_fewer_than_one_attempt_is_refused():
     with pytest.raises(BadInput, match="-n 0"):
         run(CASE, Scripted(FAIL), 0)
