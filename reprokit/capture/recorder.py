@@ -66,6 +66,7 @@ class Recorder:
     default. It costs a copy of each batch, one of the state every few steps, and their memory. state: "checkpoint"
     points to what the last checkpoint holds (see `checkpoint`), "none" keeps none; batch: "pointers" keeps the names of
     samples alone; disk: what incidents may take; recapture: write a failure each time, not once (docs/incidents.md).
+    reason: why this run is recorded, a line for each of its incidents.
     Raises BadInput where a replay could not find `build` again, or the config is no plain data.
     """
 
@@ -89,6 +90,7 @@ class Recorder:
         batch: BatchMode = "full",
         disk: Disk | None = None,
         recapture: bool = False,
+        reason: str = "",
     ) -> None:
         stop_if_loading()
         if not isinstance(harness, Harness):
@@ -99,6 +101,7 @@ class Recorder:
         self._watchdog = Watchdog(limits.hang_after)
         self.findings: list[str] = []  # of the rehearsal: what will not replay, a line each
         self.steps = 0  # that were begun
+        self._reason = {"reason": reason} if reason else {}
         self._watching = False
         self._told: Exception | None = None  # that a step raised last
         self._begun: Begun | None = None  # the step that is under way
@@ -163,6 +166,11 @@ class Recorder:
         self._signals.__exit__()
         if late is not None and error is None:
             raise late
+
+    @property
+    def rehearsed(self) -> int:
+        """How many steps were shown to replay."""
+        return self._rehearsals.shown
 
     def checkpoint(self, path: str | Path, step: int | None = None) -> None:
         """The loop has written a checkpoint, after this step (by default the last). With `state="checkpoint"`, what it
@@ -319,6 +327,7 @@ class Recorder:
     ) -> Path | None:
         if begun is None:
             return None
+        logs = {**self._reason, **(logs or {})}
         write = lambda company: self._writer.write(
             begun.step, lambda: replace(self._snapshot(begun), company=company), saw, error, logs
         )
@@ -340,6 +349,11 @@ class Watch:
     def losses(self, losses: Any) -> None:
         """The loss, or a mapping of loss terms with the key "loss"; tensors of one element, or numbers."""
         self._probe.look_at_losses(losses)
+
+    def gradients(self, *, judge: bool = True) -> None:
+        """Gradients are complete, and neither clipped nor scaled any more: look at them now. Without it they are looked
+        at in the hook before the optimizer's step. judge: non-finite ones are a failure, and not a scaler's to skip."""
+        self._probe.look_at_gradients(judge=judge)
 
 
 def _captured(told: Told) -> IncidentCaptured:

@@ -38,6 +38,7 @@ class Rehearsals:
             log.warning("no rehearsal: the state has %.1f GB; Recorder(rehearse=True) does it all the same", size / 1e9)
             wanted = False
         self._left = STEPS if wanted else 0
+        self.shown = 0  # steps that replayed
 
     def after(self, write: Callable[[Path], Path]) -> list[str]:
         """A healthy step has ended: what of it does not replay, a line each. Never raises."""
@@ -51,6 +52,7 @@ class Rehearsals:
         except Exception as trouble:
             findings = [f"the rehearsal broke: {one_line(trouble)}"]
         self._left = 0 if findings else self._left - 1  # what is known to be wrong need not be shown twice
+        self.shown += not findings
         return findings
 
 

@@ -7,6 +7,7 @@ counterpart that such a model fails: a constant encoder leaks nothing.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from reprokit.harness import Harness
+from reprokit.step import rng
+from reprokit.step.load import build_harness
 
 LAPS = 2  # batches that each gate looks at: what is right once may be a state that the first step leaves
 
@@ -38,6 +39,7 @@ class Finding:
     verdict: Verdict
     advice: str = ""  # what to do next; a changed experiment is called one
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
+    lap: int = 1  # the batch that shows it, which an incident of it holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,12 @@ class Subject:
     no_batches: str = ""  # why there are none
     seed: int = 0
     out: Path | None = None  # folder for incidents
+    times: Sequence[Mapping[str, Any]] = ()  # of each batch, entry -> its frames' indices, where the loader tells them
 
     def harness(self) -> Harness:
-        """Built anew, with torch seeded: no gate sees what another one left."""
-        torch.manual_seed(self.seed)
-        return self.build(self.config)
+        """Built anew from a copy of the config, with all generators seeded: no gate sees what another one left."""
+        rng.seed(self.seed)
+        return build_harness(self.build, self.entrypoint, copy.deepcopy(self.config))
 
 
 class Gate(ABC):
@@ -70,14 +73,23 @@ class Gate(ABC):
     def passed(self, check: str, expected: str, observed: str, **measured: float) -> Finding:
         return self._finding(check, expected, observed, Verdict.PASSED, "", measured)
 
-    def failed(self, check: str, expected: str, observed: str, advice: str, **measured: float) -> Finding:
-        return self._finding(check, expected, observed, Verdict.FAILED, advice, measured)
+    def failed(
+        self, check: str, expected: str, observed: str, advice: str, *, lap: int = 1, **measured: float
+    ) -> Finding:
+        return self._finding(check, expected, observed, Verdict.FAILED, advice, measured, lap)
 
     def not_applicable(self, check: str, because: str) -> Finding:
         return self._finding(check, "", f"not applicable, because {because}", Verdict.NOT_APPLICABLE, "", {})
 
     def _finding(
-        self, check: str, expected: str, observed: str, verdict: Verdict, advice: str, measured: Mapping[str, float]
+        self,
+        check: str,
+        expected: str,
+        observed: str,
+        verdict: Verdict,
+        advice: str,
+        measured: Mapping[str, float],
+        lap: int = 1,
     ) -> Finding:
         return Finding(
             gate=self.name,
@@ -87,4 +99,5 @@ class Gate(ABC):
             verdict=verdict,
             advice=advice,
             measured=dict(measured),
+            lap=lap,
         )

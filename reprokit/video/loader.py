@@ -8,6 +8,9 @@ augmentations, so black stays black.
 Windows are streamed in order through a shuffle buffer: a video is decoded when its turn comes. A window cannot leave
 the buffer before it entered, so the padded one, the last of its video, comes after all but `shuffle` of those before
 it. All draws come from one private generator, made anew for each pass: a pass leaves no state behind.
+
+Views of one window must show the same frames. A batch does not say which those are, so `timed` gives them beside it:
+the indices by which frames were taken, not those by which they should have been.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -32,6 +35,15 @@ class Window:
     video: Path
     first: int  # index of its first frame
     real: int  # frames that the video has; what is missing up to T is black
+
+
+class Views(NamedTuple):
+    """Of one window, with the index of each of their frames in the video; -1 for a black one."""
+
+    whole: Tensor  # [T, C, H, W]
+    local: Tensor  # [V, T, C, h, w]
+    whole_times: Tensor  # [T]
+    local_times: Tensor  # [V, T]
 
 
 def cut(count: int, *, frames: int, windows: int, overhang: int, pad_last: bool) -> list[tuple[int, int]]:
@@ -70,17 +82,19 @@ class Loader:
         return self.steps
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (batch for batch, _ in self.timed())
+
+    def timed(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+        """The same batches, each with the indices of its frames: global [B, T], local [B, V, T]."""
         generator = Generator().manual_seed(self.seed)
         videos: dict[Path, Tensor] = {}
         samples = shuffled(self._windows(videos), self.shuffle, generator)
         for _ in range(self.steps):
             windows = [next(samples) for _ in range(self.batch_size)]
             views = [self._views(videos[window.video], window, generator) for window in windows]
-            yield {
-                "global": torch.stack([view for view, _ in views]),
-                "local": torch.stack([view for _, view in views]),
-                "source": [f"{window.video.name}:{window.first}" for window in windows],
-            }
+            whole, local, whole_times, local_times = map(torch.stack, zip(*views))
+            source = [f"{window.video.name}:{window.first}" for window in windows]
+            yield {"global": whole, "local": local, "source": source}, {"global": whole_times, "local": local_times}
 
     def _windows(self, videos: dict[Path, Tensor]) -> Iterator[Window]:
         """Epoch after epoch, video by video; each is decoded when its turn comes first."""
@@ -100,14 +114,21 @@ class Loader:
     def _cut(self, count: int) -> list[tuple[int, int]]:
         return cut(count, frames=self.frames, windows=self.windows, overhang=self.overhang, pad_last=self.pad_last)
 
-    def _views(self, video: Tensor, window: Window, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Global [T, C, H, W] and local [V, T, C, h, w], of the same frames."""
-        frames = video[window.first : window.first + window.real]
-        local = [local_view(frames, self.local_size, generator) for _ in range(self.views)]
-        return (
-            _padded(global_view(frames, self.global_size, generator), self.frames),
-            torch.stack([_padded(view, self.frames) for view in local]),
+    def _views(self, video: Tensor, window: Window, generator: Generator) -> Views:
+        """All of the same frames."""
+        local = [self._times(window) for _ in range(self.views)]
+        crops = [local_view(video[times], self.local_size, generator) for times in local]
+        whole = self._times(window)
+        return Views(
+            _padded(global_view(video[whole], self.global_size, generator), self.frames),
+            torch.stack([_padded(view, self.frames) for view in crops]),
+            _padded(whole, self.frames, -1),
+            torch.stack([_padded(times, self.frames, -1) for times in local]),
         )
+
+    def _times(self, window: Window) -> Tensor:
+        """Indices of the frames that a view shows."""
+        return torch.arange(window.first, window.first + window.real)
 
 
 def shuffled(windows: Iterator[Window], size: int, generator: Generator) -> Iterator[Window]:
@@ -119,6 +140,6 @@ def shuffled(windows: Iterator[Window], size: int, generator: Generator) -> Iter
         buffer[drawn] = next(windows)
 
 
-def _padded(view: Tensor, frames: int) -> Tensor:
-    """Black frames at the end, up to `frames`."""
-    return torch.cat([view, view.new_zeros(frames - len(view), *view.shape[1:])])
+def _padded(frames: Tensor, count: int, value: int = 0) -> Tensor:
+    """Black frames at the end, up to `count`."""
+    return torch.cat([frames, frames.new_full((count - len(frames), *frames.shape[1:]), value)])
