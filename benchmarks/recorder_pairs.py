@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from math import comb
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
+
+Step = Callable[[], object]
 
 CONFIDENCE = 0.95
 
 
-def timed(do: Callable[[], object]) -> float:
+def timed(do: Step) -> float:
     began = perf_counter()
     do()
     return perf_counter() - began
 
 
-def in_turn(pairs: int, doing: Mapping[str, Callable[[], object]], block: int = 1) -> dict[str, list[float]]:
+def in_turn(pairs: int, doing: Mapping[str, Step], block: int = 1) -> dict[str, list[float]]:
     """Seconds of each, after one round that is not counted; every second round in the other order. block: how often a
     thing is done before it is the other's turn, for what costs more now and then; seconds are of one of them."""
     seconds: dict[str, list[float]] = {name: [] for name in doing}
@@ -27,6 +31,27 @@ def in_turn(pairs: int, doing: Mapping[str, Callable[[], object]], block: int = 
             if number >= 0:
                 seconds[name].append(took / block)
     return seconds
+
+
+def afresh(
+    pairs: int, making: Mapping[str, Callable[[], AbstractContextManager[Step]]], block: int, warm: int
+) -> dict[str, list[tuple[float, float]]]:
+    """The same, each pair with things made anew: where a model happens to lie in memory moves a step by some percent,
+    which turns of the same two would never average out. Seconds on the clock, and of all threads of this process."""
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in making}
+    for number in range(pairs):
+        with ExitStack() as stack:
+            steps = {name: stack.enter_context(make()) for name, make in making.items()}
+            for step in steps.values():
+                for _ in range(warm):
+                    step()
+            for name in list(steps)[:: 1 if number % 2 else -1]:
+                began, used = perf_counter(), process_time()
+                for _ in range(block):
+                    steps[name]()
+                took[name].append(((perf_counter() - began) / block, (process_time() - used) / block))
+        gc.collect()
+    return took
 
 
 def ratio(name: str, above: list[float], below: list[float]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """A recorder on a healthy step, beside a bare step and what people put around one to catch a NaN.
 
-ViT-tiny at 8 frames of 224 x 224 with two local views of 96 x 96 and 95% of the tokens dropped, AdamW fused: each way
-has a model of its own, with the same weights and the same batches, and they take turns. A step is forward, backward,
-clipping, the optimizer and `zero_grad`. A turn is as many steps as lie between two copies of the state, so that each
-has its share of one. The paths of docs/recorder.md are each beside the same loop without a recorder.
+ViT-tiny at 8 frames of 224 x 224 with two local views of 96 x 96 and 95% of the tokens dropped, AdamW fused, and as
+many samples as make a bare step of about 0.6 s: each way has a model of its own, with the same weights and the same
+batches, and they take turns. A step is forward, backward, clipping, the optimizer and `zero_grad`. A turn is as many
+steps as lie between two copies of the state, so that each has its share of one. The paths of docs/recorder.md are each
+beside the same loop without a recorder.
 
 Reads of the device are counted, not timed: how often a step makes the host ask for a value (`_local_scalar_dense` and
 what leads there), in the recorder's steps minus the bare ones.
@@ -16,12 +17,12 @@ import itertools
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from recorder_pairs import in_turn, ratio, seconds
+from recorder_pairs import Step, afresh, in_turn, ratio, seconds, timed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reprokit.capture.history import APART
@@ -31,29 +32,35 @@ from reprokit.step.probe import Probe
 from reprokit.step.run import run
 from reprokit.video.train import build, default_config
 
-SAMPLES, VIEWS, FRAMES = 4, 2, 8
+SAMPLES, VIEWS, FRAMES = 4, 2, 8  # of the reads, the peers and the paths, whose steps are shorter
+STEP = 0.6  # seconds of the bare step beside which the recorder is judged
 WARM = 4  # steps that are not counted: a recorder copies its first ones whole
 COUNTED = 20
 READS = ("_local_scalar_dense", "is_nonzero", "equal")
-
-Step = Callable[[], object]
 
 
 def stepped(pairs: int) -> Iterator[dict[str, Any]]:
     """Rows of the recorder, then those of its peers, which need fewer pairs: they are further off."""
     logging.getLogger("reprokit").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="reprokit-steps-") as out:
-        ours = {"bare": _bare(_harness()), "recorder": _recorded(_harness(), Path(out))}
-        took = in_turn(pairs, _warm(ours), APART)
-        yield ratio("recorder / bare step", took["recorder"], took["bare"])
-        yield {**_reads(ours), "name": "host reads per healthy step", "unit": "reads"}
-        yield seconds("bare step", took["bare"])
+        samples = _samples_for(STEP)
+        ours = {
+            "bare": lambda: nullcontext(_bare(_harness(), samples)),
+            "recorder": lambda: _recording(_harness(), Path(out), samples),
+        }
+        took = afresh(pairs, ours, APART, WARM)
+        clock, used = ({name: [one[i] for one in both] for name, both in took.items()} for i in (0, 1))
+        yield ratio("recorder / bare step", clock["recorder"], clock["bare"])
+        yield ratio("recorder / bare step, CPU time of all threads", used["recorder"], used["bare"])
+        yield seconds("bare step", clock["bare"])
+        counted = {"bare": _bare(_harness()), "recorder": _recorded(_harness(), Path(out))}
+        yield {**_reads(_warm(counted)), "name": "host reads per healthy step", "unit": "reads"}
         ways = {
             "bare": _bare(_harness()),
             "isfinite for each parameter": _isfinite(_harness()),
             "detect_anomaly": _anomaly(_harness()),
         }
-        took = in_turn(pairs, _warm(ways))
+        took = in_turn(pairs // 2, _warm(ways))
         for name in list(ways)[1:]:
             yield ratio(f"{name} / bare step", took[name], took["bare"])
 
@@ -127,14 +134,20 @@ def _with_teacher(harness: Harness) -> Harness:
     return harness
 
 
-def _batches() -> Iterator[dict[str, Any]]:
+def _samples_for(step: float) -> int:
+    """How many make a bare step of so many seconds here."""
+    (bare,) = _warm({"bare": _bare(_harness())}).values()
+    return max(2, round(SAMPLES * step / min(timed(bare) for _ in range(5))))
+
+
+def _batches(samples: int = SAMPLES) -> Iterator[dict[str, Any]]:
     random = torch.Generator().manual_seed(0)
-    pixels = lambda *shape: torch.randint(256, (SAMPLES, *shape), generator=random, dtype=torch.uint8)
+    pixels = lambda *shape: torch.randint(256, (samples, *shape), generator=random, dtype=torch.uint8)
     kept = [
         {
             "global": pixels(FRAMES, 3, 224, 224),
             "local": pixels(VIEWS, FRAMES, 3, 96, 96),
-            "source": [f"{i}-{n}.mp4" for n in range(SAMPLES)],
+            "source": [f"{i}-{n}.mp4" for n in range(samples)],
         }
         for i in range(4)
     ]
@@ -151,8 +164,8 @@ def _step(harness: Harness, batch: Any, check: Callable[[], None] = lambda: None
     optimizer.zero_grad()
 
 
-def _bare(harness: Harness) -> Step:
-    batches = _batches()
+def _bare(harness: Harness, samples: int = SAMPLES) -> Step:
+    batches = _batches(samples)
     return lambda: _step(harness, next(batches))
 
 
@@ -160,6 +173,13 @@ def _recorded(harness: Harness, out: Path) -> Step:
     batches = _batches()
     recorder = Recorder(harness, build=build, config=default_config(), out=out, rehearse=False)
     return lambda: recorder.step(next(batches))
+
+
+@contextmanager
+def _recording(harness: Harness, out: Path, samples: int) -> Iterator[Step]:
+    batches = _batches(samples)
+    with Recorder(harness, build=build, config=default_config(), out=out, rehearse=False) as recorder:
+        yield lambda: recorder.step(next(batches))
 
 
 def _isfinite(harness: Harness) -> Step:

@@ -117,7 +117,8 @@ class Flights:
         if not late or self.latch is None or begun is None or begun.step <= WARM:
             probe = Probe(self.harness, watching or self.detectors, batch, at_door)
         else:
-            probe = LateProbe(self.harness, self.detectors, batch, at_door, self.latch)
+            whole = begun.start.full
+            probe = LateProbe(self.harness, self.detectors, batch, at_door, self.latch, whole=whole)
         return probe
 
     def end(self, flight: Flight) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from reprokit.capture.bounded import bounded
 from reprokit.failure import Kind, Symptom
 from reprokit.harness import Harness, buffers
 from reprokit.step import between
@@ -70,11 +71,13 @@ class Latch:
 
 class LateProbe(Probe):
     """A probe whose numbers are read late: `ready` says whether that would wait, `settle` does it. Before, it has no
-    symptoms."""
+    symptoms. whole: look at all parameters after the step, also those that an optimizer cannot have made infinite."""
 
-    def __init__(self, harness: Harness, watching: Watching, batch: Any, at_door: AtDoor, latch: Latch) -> None:
+    def __init__(
+        self, harness: Harness, watching: Watching, batch: Any, at_door: AtDoor, latch: Latch, *, whole: bool = True
+    ) -> None:
         super().__init__(harness, watching, batch, at_door)
-        self._latch = latch
+        self._latch, self._whole = latch, whole
         self.bounds: Mapping[Kind, Bound] = watching.bounds()
         self._numbers: dict[str, torch.Tensor] = {}  # without dimensions, on the device
         self._reading: _Reading | None = None
@@ -89,6 +92,8 @@ class LateProbe(Probe):
         self._before_scaler = _scaler(self._harness)
         self._buffers: dict[str, torch.Tensor] = buffers(self._harness)
         self._versions = between.versions(list(self._buffers.values()))
+        self._params = list(self._parameters.values())
+        self._param_versions = between.versions(self._params)
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
         self._after = register_optimizer_step_post_hook(self._after_optimizer)
         return self
@@ -193,13 +198,24 @@ class LateProbe(Probe):
     def _finish(self) -> None:
         """The step is over: what is to be read is on its way."""
         device = self._harness.device
-        if self._stepped:
-            self._numbers["parameters"] = joined(norms(self._parameters.values()), device)
+        if self._stepped and (found := norms(self._doubtful())):
+            self._numbers["parameters"] = joined(found, device)
         after = _scaler(self._harness)
         if self._before_scaler and after:
             self._numbers |= self._before_scaler | {f"after {name}": value for name, value in after.items()}
         self._reading = _Reading({"latched": self._latch.value, **self._numbers}, device)
         self._numbers = {}
+
+    def _doubtful(self) -> list[torch.nn.Parameter]:
+        """Parameters that may have become infinite: all, or what was written into by others than optimizers of which
+        that is known. Fused ones leave no trace in a version."""
+        norm = self.bounds[Kind.GRAD_SPIKE][0]
+        if self._whole or not all(bounded(one, norm) for one in self._harness.optimizers.values()):
+            return self._params
+        now = between.versions(self._params)
+        if now == self._param_versions:
+            return []
+        return [one for one, was, is_now in zip(self._params, self._param_versions, now) if was != is_now]
 
     def _written_buffers(self, *, anew: bool) -> list[torch.Tensor]:
         """Since this was asked last. anew: there may be others in their places."""

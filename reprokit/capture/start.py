@@ -140,7 +140,7 @@ class Start:
 
     def __init__(self, harness: Harness, steady: Steady, *, full: bool, loop: dict[str, int]) -> None:
         self._given = True  # copies are in somebody else's hands, or not there yet
-        self._steady, self._full, self._loop = steady, full, loop
+        self._steady, self.full, self._loop = steady, full, loop
         self._lasting = lasting = steady.lasting(harness)
         self._versions = versions(lasting.live)
         some = ((i, cloned("", lasting.live[i])) for i in lasting.unsteady(steady))
@@ -152,13 +152,13 @@ class Start:
         self._given = False
 
     def __del__(self) -> None:
-        if self._full and not self._given:
+        if self.full and not self._given:
             self._lasting.hand_back(list(self._copies.values()))
 
     def _keep(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         count = version(tensor)
         steady = path in self._steady and count >= 0 and not tensor.is_sparse
-        copy = None if steady and not self._full else cloned(path, tensor)
+        copy = None if steady and not self.full else cloned(path, tensor)
         live = tensor.detach()
         self._others[path] = _Tensor(live, count, copy)
         return live if copy is None else copy
