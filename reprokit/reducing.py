@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reprokit import pipeline, resume, works
+from reprokit import _canvas, pipeline, resume, works
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.layout import Layout
@@ -31,7 +31,6 @@ from reprokit.reduce.synthetic import synthesise
 from reprokit.replay.result import Replay
 from reprokit.replay.sentence import sentence
 from reprokit.replay.verdict import Verdict
-from reprokit.report import figures
 from reprokit.report import synthetic as scripts
 from reprokit.report.figures import contact_sheet, curve
 from reprokit.step import rewind
@@ -68,7 +67,7 @@ def reduce(subject: Subject, out: Path, options: Options, progress: Progress, sc
         raise BadInput(f"{subject.incident.name}: --synthetic makes one batch, and each rank has its own; leave it out")
     rewind.check(subject.incident, scope.rewind)  # said now, not after an hour, and before a journal stands for it
     if scope.pictures:
-        figures.paper.require()
+        _canvas.require()
         _check_folder(scope.pictures)
     asked = {"rewind": scope.rewind, "modules": scope.modules, "baseline": scope.baseline}
     with ExitStack() as stack:

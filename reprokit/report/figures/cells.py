@@ -9,10 +9,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from reprokit._canvas import BLACK, GREY, PALE, Colour
 from reprokit.report import reductions
 from reprokit.report.figures import parts, thumbs
 from reprokit.report.figures.marks import Axis, Mark, Marks, bare
-from reprokit.report.figures.paper import BAD, BLACK, GREY, GUILTY, HEALED, KEPT, PALE, WHITE, Colour, Paper
+from reprokit.report.figures.paper import BAD, GUILTY, HEALED, KEPT, WHITE, Paper
 from reprokit.report.figures.parts import Spans
 from reprokit.report.figures.plan import GAP, STRIP, Panel
 from reprokit.report.figures.thumbs import Scale, Thumb

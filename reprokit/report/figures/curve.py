@@ -8,8 +8,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from reprokit.report.figures import paper
-from reprokit.report.figures.paper import BLACK, DPI, GREY, KEPT, PALE, Colour, harmless
+from reprokit import _canvas
+from reprokit._canvas import BLACK, DPI, GREY, PALE, rgb
+from reprokit.report.figures.paper import KEPT, harmless
 
 SIZE = (1100, 560)  # pixels
 LEFT, BOTTOM, WIDTH = 0.09, 0.12, 0.87  # of the plot in the picture
@@ -26,7 +27,7 @@ def curve(
     trail: evaluations so far, and what is left then of the batch's elements, as a share of them. phases: the evaluation
     at which a part of the search begins, and its name (an axis, say).
     """
-    paper.require()
+    _canvas.require()
     import matplotlib.style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -37,11 +38,11 @@ def curve(
         canvas = FigureCanvasAgg(figure)
         axes = figure.add_axes((LEFT, BOTTOM, WIDTH, 0.60 if phases else 0.76))
         _scales(axes, points)
-        axes.step([calls for calls, _ in points], [share for _, share in points], where="post", color=_rgb(KEPT), lw=2)
+        axes.step([calls for calls, _ in points], [share for _, share in points], where="post", color=rgb(KEPT), lw=2)
         _phases(axes, phases, points[-1][0])
         _end(figure, axes, *points[-1])
         _write(figure.text, 0.02, 0.94, harmless(title, LONGEST) or "Size of the case", size=18, bold=True)
-        return paper.written(canvas, out)
+        return _canvas.written(canvas, out)
 
 
 def percent(share: float) -> str:
@@ -66,20 +67,20 @@ def _scales(axes: Any, points: Sequence[tuple[int, float]]) -> None:
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(True, color=_rgb(PALE), lw=0.6)
+    axes.grid(True, color=rgb(PALE), lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
-        label.set_fontproperties(paper.font(13))
+        label.set_fontproperties(_canvas.font(13))
     for side, text in ((axes.set_xlabel, "evaluations"), (axes.set_ylabel, "share of the whole batch")):
-        side(text, fontproperties=paper.font(13), parse_math=False)
+        side(text, fontproperties=_canvas.font(13), parse_math=False)
 
 
 def _phases(axes: Any, phases: Sequence[tuple[int, str]], last: int) -> None:
     """A line where each begins, and its name above the plot unless it would cover the one before."""
     taken = -1.0
     for start, name in sorted((one for one in phases if 0 <= one[0] <= last), key=itemgetter(0)):
-        axes.axvline(start, color=_rgb(GREY), lw=0.8, ls=":")
+        axes.axvline(start, color=rgb(GREY), lw=0.8, ls=":")
         place = start / (max(1, last) * 1.02)
         if place >= taken + CLOSEST:
             taken = place
@@ -88,14 +89,10 @@ def _phases(axes: Any, phases: Sequence[tuple[int, str]], last: int) -> None:
 
 def _end(figure: Any, axes: Any, calls: int, share: float) -> None:
     """The last point, and what it is."""
-    axes.plot([calls], [share], marker="o", ms=6, color=_rgb(KEPT), clip_on=False)
+    axes.plot([calls], [share], marker="o", ms=6, color=rgb(KEPT), clip_on=False)
     text = f"{percent(share)} after {calls:,} evaluation{'s' * (calls != 1)}"
     _write(figure.text, LEFT + WIDTH, 0.94, text, size=15, ha="right")
 
 
 def _write(place: Any, x: float, y: float, text: str, *, size: int = 13, bold: bool = False, **how: Any) -> None:
-    place(x, y, text, fontproperties=paper.font(size, bold), color=_rgb(BLACK), parse_math=False, **how)
-
-
-def _rgb(colour: Colour) -> list[float]:
-    return [part / 255 for part in colour]
+    place(x, y, text, fontproperties=_canvas.font(size, bold), color=rgb(BLACK), parse_math=False, **how)

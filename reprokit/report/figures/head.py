@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from reprokit._canvas import GREY
 from reprokit.report import reductions, texts
 from reprokit.report.figures import cells
 from reprokit.report.figures.cells import LEFT, LINE, Drawn
 from reprokit.report.figures.marks import Json, Mark
-from reprokit.report.figures.paper import BAD, GREY, GUILTY, KEPT, Paper
+from reprokit.report.figures.paper import BAD, GUILTY, KEPT, Paper
 
 LINES = 12  # of axes
 FEW = 4  # groups, values and variants that are named

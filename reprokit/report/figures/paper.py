@@ -10,26 +10,20 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reprokit.errors import BadInput
+from reprokit._canvas import BLACK, BLUE, DPI, GREEN, VERMILLION, Colour, font, font_file, require, written
 from reprokit.report import escape
 
-Colour = tuple[int, int, int]
-
-# Okabe and Ito's palette, which colour-blind people tell apart; magenta is not in it, nor, made sure of, in any picture
-BLACK, GREY, PALE, WHITE = (32, 32, 32), (96, 96, 96), (204, 204, 204), (255, 255, 255)
-KEPT: Colour = (0, 114, 178)  # blue
-HEALED: Colour = (0, 158, 115)  # bluish green
-GUILTY: Colour = (213, 94, 0)  # vermillion
+# magenta is not in the palette, nor, made sure of, in any picture
+WHITE: Colour = (255, 255, 255)
+KEPT, HEALED, GUILTY = BLUE, GREEN, VERMILLION
 BAD: Colour = (255, 0, 255)  # NaN or Inf
 
-DPI = 128  # a power of two: sizes in inches are exact, and so is the number of pixels
 LONGEST = 300  # characters of one text
 TALLEST = 12_000  # pixels; more is a mistake, not a picture
 
@@ -123,26 +117,6 @@ class Paper:
             return written(canvas, out)
 
 
-def require() -> None:
-    """Raises BadInput where matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BadInput("pictures: matplotlib is not installed; `pip install 'reprokit[pictures]'`") from error
-
-
-def written(canvas: Any, out: Path) -> Path:
-    """The picture of a canvas as a PNG file, without a date or a version in it."""
-    data = BytesIO()
-    canvas.print_png(data, metadata={"Software": None})
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(data.getvalue())
-    except OSError as error:
-        raise BadInput(f"{out}: cannot be written ({error.strerror}); choose another folder") from error
-    return out
-
-
 def harmless(text: object, longest: int = LONGEST) -> str:
     """One line in which everything can be seen, and nothing changes what is around it."""
     shown = escape.line(unicodedata.normalize("NFC", escape.line(str(text)[: 4 * longest])))
@@ -172,22 +146,8 @@ def _fitted(one: _Text, renderer: Any) -> str:
 
 
 @cache
-def font(size: int, bold: bool = False) -> Any:
-    """matplotlib's own font, by its file: what else is installed makes no difference."""
-    from matplotlib.font_manager import FontProperties
-
-    return FontProperties(fname=_file(bold), size=size * 72 / DPI)
-
-
-@cache
 def _glyphs() -> frozenset[int]:
     """What the font can draw, in both its weights."""
     from matplotlib.ft2font import FT2Font
 
-    return frozenset(FT2Font(_file(False)).get_charmap()) & frozenset(FT2Font(_file(True)).get_charmap())
-
-
-def _file(bold: bool) -> str:
-    import matplotlib
-
-    return str(Path(matplotlib.get_data_path()) / "fonts/ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf")
+    return frozenset(FT2Font(font_file(False)).get_charmap()) & frozenset(FT2Font(font_file(True)).get_charmap())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reprokit._canvas import BLACK, GREY, require
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.layout import Layout
@@ -20,7 +21,7 @@ from reprokit.report.figures import cells, marks, plan, thumbs, values
 from reprokit.report.figures.cells import LEFT, LINE, RIGHT, Drawn, Labels
 from reprokit.report.figures.head import head, legend, title_of
 from reprokit.report.figures.marks import Json, Marks
-from reprokit.report.figures.paper import BLACK, GREY, Paper, require
+from reprokit.report.figures.paper import Paper
 
 NARROWEST = 900  # pixels of a sheet: the lines of its head fit
 PANELS = 8  # entries that are drawn
