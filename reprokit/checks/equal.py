@@ -1,0 +1,126 @@
+"""Whether two data are the same: element for element, or as near as their dtype can be.
+
+`exact` asks for equal values of equal types; 0.0 and -0.0 are equal, NaN is not equal to itself. `close` asks for
+|got - expected| <= atol + rtol * |expected|, with the defaults of torch.testing.assert_close for the coarser of the two
+dtypes (the table in its documentation): the rounding of an operation or two, not of a training run. Differences are
+taken in float64, where those of all narrower types are exact. Infinities are close only to themselves.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from reprokit.checks.data import shown
+from reprokit.checks.differences import Found, Judge, compare
+from reprokit.checks.result import Answer, Result
+from reprokit.errors import BadInput
+
+_FLOAT32 = (1.3e-6, 1e-5)
+TOLERANCES = {  # rtol, atol, as torch.testing.assert_close documents them; other types must be equal
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "float32": _FLOAT32,
+    "float64": (1e-7, 1e-7),
+    "complex32": (1e-3, 1e-5),
+    "complex64": _FLOAT32,
+    "complex128": (1e-7, 1e-7),
+}
+
+
+def exact(name: str, got: object, expected: object) -> Result:
+    """Equal values of equal types: tensors, arrays, numbers, texts, and containers of them. UNANSWERED where either
+    holds a NaN, and where there is nothing to compare."""
+    found = compare(name, got, expected, _Exact())
+    advice = "look at both there first; if the new one is right, renew what is expected"
+    return _result(name, f"{name} is what was expected, element for element", found, advice, {})
+
+
+def close(name: str, got: object, expected: object, *, rtol: float | None = None, atol: float | None = None) -> Result:
+    """Equal up to a tolerance, by default that of the dtype. Types may differ, shapes may not; else as `exact`."""
+    if (rtol is None) != (atol is None):
+        raise BadInput(f"{name}: one of rtol and atol is given; give both, or none for the defaults of the dtype")
+    if any(one is not None and not (isfinite(one) and one >= 0) for one in (rtol, atol)):
+        raise BadInput(f"{name}: rtol {rtol}, atol {atol}; tolerances are finite and not negative")
+    judge = _Close(None if rtol is None or atol is None else (rtol, atol))
+    found = compare(name, got, expected, judge)
+    used = " or ".join(f"{a:g} + {r:g} * |expected|" for r, a in sorted(judge.used)) or "0"
+    source = "as given" if rtol is not None else "by dtype"
+    advice = (
+        "compare dtype, flags (TF32, autocast) and device of both; widen rtol and atol only by what an fp64 run of "
+        "the same shows to be rounding"
+    )
+    measured = {"largest_difference": judge.largest}
+    return _result(name, f"|{name} - expected| <= {used} (atol + rtol, {source})", found, advice, measured)
+
+
+def _result(name: str, condition: str, found: Found, advice: str, measured: dict[str, float]) -> Result:
+    answer, observed = Answer.PASSED, f"all {found.n} agree"
+    if found.differ:
+        answer = Answer.FAILED
+        observed = f"first mismatch at {found.where}: got {found.got}; {found.differ} of {found.n} differ"
+    if found.nan:
+        answer = Answer.UNANSWERED
+        observed += f"; NaN at {found.nan}, which equals nothing"
+    if not found.n:
+        answer, observed = Answer.UNANSWERED, "there is nothing to compare"
+    if "largest_difference" in measured:
+        observed += f"; largest difference {shown(measured['largest_difference'])}"
+    return Result(
+        name=name,
+        condition=condition,
+        expected=f"{found.expected} at {found.where}" if found.differ else "no mismatch",
+        observed=observed,
+        n=found.n,
+        answer=answer,
+        next_step=advice,
+        measured={"compared": found.n, "differ": found.differ, **measured},
+    )
+
+
+class _Exact(Judge):
+    strict = True
+
+    def differ(self, got: Any, expected: Any, dtypes: tuple[str, str]) -> Any:
+        return got != expected
+
+
+class _Close(Judge):
+    strict = False
+
+    def __init__(self, given: tuple[float, float] | None) -> None:
+        self.given = given
+        self.used: set[tuple[float, float]] = set()
+        self.largest = 0.0
+
+    def differ(self, got: Any, expected: Any, dtypes: tuple[str, str]) -> Any:
+        import numpy as np
+
+        if not {got.dtype.kind, expected.dtype.kind} <= set("iufc"):
+            return got != expected
+        rtol, atol = self.given or tolerance(*dtypes)
+        self.used.add((rtol, atol))
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = _gap(got, expected)
+            within = (got == expected) | (np.isfinite(gap) & (gap <= atol + rtol * np.abs(expected).astype(np.float64)))
+        if gap.size and np.isfinite(gap).any():
+            self.largest = max(self.largest, float(gap[np.isfinite(gap)].max()))
+        return ~within
+
+
+def tolerance(*dtypes: str) -> tuple[float, float]:
+    """rtol and atol for values of these types: those of the coarser."""
+    pairs = [TOLERANCES.get(one, (0.0, 0.0)) for one in dtypes]
+    return max(rtol for rtol, _ in pairs), max(atol for _, atol in pairs)
+
+
+def _gap(got: Any, expected: Any) -> Any:
+    """|got - expected|, of integers without rounding them first: two beyond 2**53 may be one float."""
+    import numpy as np
+
+    if got.dtype.kind in "iu" and got.dtype.kind == expected.dtype.kind:
+        wide = np.uint64 if got.dtype.kind == "u" else np.int64
+        one, other = got.astype(wide), expected.astype(wide)
+        return (np.maximum(one, other).view(np.uint64) - np.minimum(one, other).view(np.uint64)).astype(np.float64)
+    kind = np.complex128 if "c" in (got.dtype.kind, expected.dtype.kind) else np.float64
+    return np.abs(got.astype(kind) - expected.astype(kind))

@@ -1,0 +1,231 @@
+"""A metric against a bound, and how far below it may be by chance.
+
+A bound without a margin fails half of all runs of a model that is exactly as good as the bound. A margin is given, or
+it is what chance makes of it:
+
+- `History`: earlier values of healthy runs. With a bound, the metric may be below it by t(1 - alpha) standard
+  deviations of theirs (Student 1908). Without one it is held against their mean, by the prediction interval of a normal
+  distribution, which is sqrt(1 + 1/m) wider since the mean of m values is uncertain as well (Fisher 1935).
+- `Bootstrap`: values per sample (see `bootstrap`). By default a metric fails where its samples show that it misses the
+  bound; with `strict` it passes only where they show that it keeps it, and alpha is then the chance of a wrong pass.
+
+A value that is not finite is never within a bound: it is UNANSWERED. So is a history that is constant, which says that
+the metric measures nothing, or the same run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from numbers import Real
+from statistics import NormalDist, stdev
+from typing import TYPE_CHECKING, Any
+
+from reprokit.checks.bootstrap import LEAST, Statistic, spread
+from reprokit.checks.data import checked_alpha, is_array, sample, shown, unsound
+from reprokit.checks.extra import scipy_stats
+from reprokit.checks.result import Answer, Result
+from reprokit.errors import BadInput
+from reprokit.replay.verdict import ALPHA
+
+if TYPE_CHECKING:
+    from reprokit.checks.data import Numbers
+
+POWER = 0.8  # chance to see what is there, by convention (Cohen 1988)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """The margin that earlier values of the same metric leave, each of a healthy run of its own."""
+
+    values: Sequence[float]
+    alpha: float = ALPHA  # chance that one more healthy run fails
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bootstrap:
+    """The margin that values per sample leave. Costs a pass over the sample for each draw."""
+
+    alpha: float = ALPHA
+    strict: bool = False  # pass only what is shown to keep the bound
+    statistic: Statistic | None = None  # of an array of samples; by default their mean
+    resamples: int = 2000  # p-values down to 0.0005, and a standard error of 0.005 at 0.05
+    seed: int = 0  # of the draws: the same sample gives the same answer
+
+
+Margin = float | History | Bootstrap
+
+
+def at_least(
+    name: str, value: Any, bound: float | None = None, *, margin: Margin = 0.0, n: int | None = None
+) -> Result:
+    """value >= bound - margin. A number comes with the n samples that it is of; a sequence is one value a sample. Only
+    with a History the bound may be left out."""
+    return _Asked(name=name, sign=1, bound=bound, margin=margin).of(value, n)
+
+
+def at_most(name: str, value: Any, bound: float | None = None, *, margin: Margin = 0.0, n: int | None = None) -> Result:
+    """value <= bound + margin; else as `at_least`."""
+    return _Asked(name=name, sign=-1, bound=bound, margin=margin).of(value, n)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    name: str
+    sign: int  # 1: more is better
+    bound: float | None
+    margin: Margin
+
+    def __post_init__(self) -> None:
+        if self.bound is None and not isinstance(self.margin, History):
+            raise BadInput(f"{self.name}: no bound; give one, or margin=History(values=...) of earlier runs")
+        if self.bound is not None and not (_is_number(self.bound) and isfinite(self.bound)):
+            raise BadInput(f"{self.name}: the bound is {self.bound!r}; it is a finite number")
+        if isinstance(self.margin, History | Bootstrap):
+            checked_alpha(self.name, self.margin.alpha)
+        elif not (_is_number(self.margin) and isfinite(self.margin) and self.margin >= 0):
+            raise BadInput(f"{self.name}: the margin is {self.margin!r}; it is a finite number, not below 0")
+
+    def of(self, value: Any, n: int | None) -> Result:
+        if _is_number(value):
+            if isinstance(self.margin, Bootstrap):
+                raise BadInput(
+                    f"{self.name}: a bootstrap needs one value a sample; {shown(float(value))} is one of all"
+                )
+            if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+                raise BadInput(f"{self.name}: n is {n!r}; say of how many samples the value is, or give one of each")
+            number, problem = float(value), "" if n else "it is of no samples"
+            if not isfinite(number):
+                problem = f"{number} is not finite"
+        else:
+            values = sample(self.name, value)
+            n, problem = len(values), unsound(values, may_be_constant=not isinstance(self.margin, Bootstrap))
+            if isinstance(self.margin, Bootstrap):
+                return self._bootstrapped(values, self.margin, problem)
+            number = _mean(values)
+        if isinstance(self.margin, History):
+            return self._beside(self.margin, number, n, problem)
+        return self._given(float(self.margin), number, n, problem)
+
+    def _given(self, margin: float, value: float, n: int, problem: str) -> Result:
+        assert self.bound is not None
+        passed = not problem and self.sign * (value - self.bound) >= -margin
+        limits = "" if margin else "no margin: a model that is exactly as good as the bound fails every other time"
+        return self._result(self.bound, margin, "given", value, n, problem, passed=passed, limits=limits)
+
+    def _beside(self, history: History, value: float, n: int, problem: str) -> Result:
+        past = sample(f"{self.name}: history", history.values)
+        m = len(past)
+        if m < 2 and not problem:
+            problem = f"{m} earlier values say nothing about how the metric varies"
+        problem = problem or unsound(past, "history")
+        source = f"of {m} earlier values, alpha {history.alpha:g}"
+        center = self.bound if self.bound is not None else _mean(past)
+        if problem:
+            return self._result(center, float("nan"), source, value, n, problem, passed=False, alpha=history.alpha)
+        student = scipy_stats(self.name).t(m - 1)
+        scale = stdev(past.tolist()) * (sqrt(1 + 1 / m) if self.bound is None else 1.0)
+        p_value = float(student.cdf(self.sign * (value - center) / scale))
+        return self._result(
+            center,
+            scale * float(student.ppf(1 - history.alpha)),
+            source,
+            value,
+            n,
+            "",
+            passed=p_value >= history.alpha,
+            p_value=p_value,
+            alpha=history.alpha,
+            limits="a loss of less than the margin is not seen; earlier values are taken as independent and normal",
+        )
+
+    def _bootstrapped(self, values: Numbers, by: Bootstrap, problem: str) -> Result:
+        assert self.bound is not None
+        n = len(values)
+        if not problem and n < LEAST:
+            problem = f"a bootstrap of {n} samples is not to be trusted; it takes {LEAST}"
+        source = f"by {by.resamples} resamples, alpha {by.alpha:g}{', strict' if by.strict else ''}"
+        if by.resamples < 1 / by.alpha:
+            raise BadInput(f"{self.name}: {by.resamples} resamples cannot show anything at alpha {by.alpha:g}")
+        if problem:
+            mean = float("nan")
+            return self._result(self.bound, mean, source, mean, n, problem, passed=False, alpha=by.alpha)
+        found = spread(values, by.statistic or _mean, resamples=by.resamples, seed=by.seed)
+        if not isfinite(found.value):
+            problem = f"its statistic is {found.value}"
+        elif not found.error > 0:
+            problem = "its statistic never varies, which leaves no margin; give one"
+        below = found.below(self.bound)
+        missed = below if self.sign > 0 else 1 - below  # confidence that the bound is missed
+        kept = not missed > 1 - by.alpha
+        edge = found.quantile(1 - by.alpha if (self.sign > 0) is not by.strict else by.alpha)
+        seen = (NormalDist().inv_cdf(1 - by.alpha) + NormalDist().inv_cdf(POWER)) * found.error
+        worse = "below" if self.sign > 0 else "above"
+        limits = f"a true value {seen:.3g} {worse} the bound would fail with {POWER:.0%} power"
+        if by.strict:
+            kept = missed < by.alpha
+            limits = f"passes with {POWER:.0%} power only where the true value is better than the bound by {seen:.3g}"
+        return self._result(
+            self.bound,
+            self.sign * (edge - found.value),
+            source,
+            found.value,
+            n,
+            problem,
+            passed=kept and not problem,
+            p_value=None if by.strict or problem else 1 - missed,
+            least_p=1 / (by.resamples + 1),
+            alpha=by.alpha,
+            limits=f"{limits}; samples are taken as independent",
+        )
+
+    def _result(
+        self,
+        bound: float,
+        margin: float,
+        source: str,
+        value: float,
+        n: int,
+        problem: str,
+        *,
+        passed: bool,
+        **more: Any,
+    ) -> Result:
+        compared, side = (">=", "least") if self.sign > 0 else ("<=", "most")
+        away = "-" if (self.sign > 0) == (margin >= 0) else "+"  # a strict margin is on the other side
+        edge = bound - self.sign * margin
+        known = isfinite(margin) and isfinite(bound)
+        off = f" {away} {shown(abs(margin)) if known else 'a margin'} (margin {source})" if margin else ""
+        answer = Answer.UNANSWERED if problem else Answer.PASSED if passed else Answer.FAILED
+        return Result(
+            name=self.name,
+            condition=f"{self.name} {compared} {shown(bound)}{off}",
+            expected=f"at {side} {shown(edge)}" if known else f"at {side} {shown(bound)}, less a margin",
+            observed=f"{shown(value)}; {problem}" if problem else shown(value),
+            n=n,
+            answer=answer,
+            next_step=_advice(problem),
+            measured={self.name: value, "bound": bound, "margin": margin},
+            **more,
+        )
+
+
+def _advice(problem: str) -> str:
+    if problem:
+        return "mend what makes the value; if the sample is too small, take more of it"
+    return (
+        "run it with two other seeds: if it fails there too, compare with the last commit that passed and look at the "
+        "samples that lost most"
+    )
+
+
+def _is_number(value: object) -> bool:
+    """A tensor or an array of one element is a number too, as a loss is."""
+    if is_array(value):
+        return getattr(value, "ndim", 1) == 0
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _mean(values: Numbers) -> float:
+    return float(values.mean()) if len(values) else float("nan")
