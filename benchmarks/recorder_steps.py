@@ -1,5 +1,7 @@
 """A recorder on a healthy step, beside a bare step and what people put around one to catch a NaN.
 
+lightly-train's capture of NaNs is not among them: it comes with a torchvision that a torch without CUDA cannot load.
+
 ViT-tiny at 8 frames of 224 x 224 with two local views of 96 x 96 and 95% of the tokens dropped, AdamW fused, and as
 many samples as make a bare step of about 0.6 s: each way has a model of its own, with the same weights and the same
 batches, and they take turns. A step is forward, backward, clipping, the optimizer and `zero_grad`. A turn is as many
@@ -59,6 +61,7 @@ def stepped(pairs: int) -> Iterator[dict[str, Any]]:
             "bare": _bare(_harness()),
             "isfinite for each parameter": _isfinite(_harness()),
             "detect_anomaly": _anomaly(_harness()),
+            "transformers' DebugUnderflowOverflow": _debugged(_harness()),
         }
         took = in_turn(pairs // 2, _warm(ways))
         for name in list(ways)[1:]:
@@ -201,6 +204,14 @@ def _anomaly(harness: Harness) -> Step:
             _step(harness, next(batches))
 
     return step
+
+
+def _debugged(harness: Harness) -> Step:
+    """With hooks on all modules, which keep the extremes of what each gave in the last calls."""
+    from transformers.debug_utils import DebugUnderflowOverflow
+
+    DebugUnderflowOverflow(torch.nn.ModuleDict(harness.modules))
+    return _bare(harness)
 
 
 def _warm(ways: dict[str, Step]) -> dict[str, Step]:
