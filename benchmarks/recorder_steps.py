@@ -207,10 +207,12 @@ def _anomaly(harness: Harness) -> Step:
 
 
 def _debugged(harness: Harness) -> Step:
-    """With hooks on all modules, which keep the extremes of what each gave in the last calls."""
+    """With hooks on modules, which keep the extremes of what went through each in the last calls. On those without
+    parts alone: it cannot look at a mask of booleans, which blocks are given."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    DebugUnderflowOverflow(torch.nn.ModuleDict(harness.modules))
+    whole = torch.nn.ModuleDict(harness.modules)
+    DebugUnderflowOverflow(torch.nn.ModuleList([one for one in whole.modules() if not list(one.children())]))
     return _bare(harness)
 
 
