@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reprokit import pipeline, reducing
+from reprokit import bundling, pipeline, reducing
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import ReprokitError
 from reprokit.incident import Incident
@@ -68,7 +68,7 @@ def run(out: Path, options: Options, progress: Progress, *, video: Path | None =
     replayed = pipeline.replay(smallest, options, progress)
     file = out / f"{reduction.path.name}.tar.zst"
     image = pipeline.image_of(smallest, options, progress) if replayed.engine == "docker" else None
-    written = pipeline.bundle(smallest, file, replayed=replayed.to_json(), reduction=reduction.to_json(), image=image)
+    written = bundling.bundle(smallest, file, replayed=replayed.to_json(), reduction=reduction.to_json(), image=image)
     return Demo(steps=steps, incident=subject.incident, reduction=reduction, replay=replayed, bundle=written)
 
 

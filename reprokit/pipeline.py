@@ -6,15 +6,13 @@ the caller's matter. News on the way goes to a `Progress`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from reprokit import works
-from reprokit._scratch import Scratch
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import matching
 from reprokit.incident import Incident, Manifest
@@ -29,7 +27,6 @@ from reprokit.replay.replay import replay as run_again
 from reprokit.replay.result import Replay
 from reprokit.replay.verdict import ALPHA, PRESETS, attempts_for
 from reprokit.report import bundle as bundles
-from reprokit.report import figures
 from reprokit.report import standalone as scripts
 from reprokit.step import rewind
 from reprokit.step.case import Case
@@ -141,6 +138,12 @@ def _asking(subject: Subject, options: Options, keep: bool) -> Asking:
     """Raises BadInput for what can be refused before an image is built."""
     where, device = options.inner or options.engine or "docker", device_of(subject.incident)
     draws.check(options.vary, engine=where, device=device, deterministic=options.deterministic)
+    return asking_of(options, keep)
+
+
+def asking_of(options: Options, keep: bool, more: Mapping[str, Any] | None = None) -> Asking:
+    """more: what else makes an attempt what it is."""
+    same = {name: getattr(options, name) for name in ("match", "timeout", "image", "base", "inner")}
     return Asking(
         n=options.n,
         min_rate=options.min_rate,
@@ -154,7 +157,7 @@ def _asking(subject: Subject, options: Options, keep: bool) -> Asking:
         out=options.out,
         resume=options.resume,
         keep=keep,
-        circumstances={name: getattr(options, name) for name in ("match", "timeout", "image", "base", "inner")},
+        circumstances={**same, **(more or {})},
     )
 
 
@@ -228,44 +231,6 @@ def image_of(subject: Subject, options: Options, progress: Progress) -> str:
         trust=options.trust or not subject.foreign,
         progress=progress.say,
     )
-
-
-def bundle(
-    subject: Subject,
-    out: Path,
-    *,
-    replayed: Mapping[str, Any] | None = None,
-    reduction: Mapping[str, Any] | None = None,
-    image: str | None = None,
-) -> dict[str, Any]:
-    """Write the bundle and check it as a stranger would; its JSON. image: the tag that its run.sh looks for first."""
-    with Scratch("pictures") as scratch:
-        drawn = _pictures(subject.incident, Path(scratch))
-        path = bundles.write(
-            subject.incident, out, replay=replayed, reduction=reduction, image=image, pictures=drawn
-        )
-    manifest = bundles.verify(path)
-    folder = bundles.folder_of(subject.incident)
-    return {
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "id": manifest.id,
-        "folder": folder,
-        "verified": True,
-        "pictures": sorted(drawn),
-        "run": f"tar --zstd -xf {shlex.quote(str(path))} && ./{folder}/run.sh",
-    }
-
-
-def _pictures(incident: Incident, folder: Path) -> dict[str, Path]:
-    """By their names in a bundle; none where matplotlib is not installed, or nothing can be drawn."""
-    trail = (incident.manifest.certificate or {}).get("trail") or []
-    found = {}
-    with suppress(BadInput, ValueError, TypeError, LookupError):
-        found["batch.png"] = figures.sheet_of(incident, None, folder / "batch.png")
-        if len(trail) > 1:
-            found["curve.png"] = figures.curve([tuple(point) for point in trail], folder / "curve.png")
-    return found
 
 
 def verify(where: str | Path) -> Manifest:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reprokit import pipeline
+from reprokit import bundling, pipeline
 from reprokit.cli import common
 from reprokit.errors import BadInput
 
@@ -29,7 +29,7 @@ def bundle(
     report = _read(replayed)
     with common.progress() as bars:
         common.Reporter(bars).show("bundle", 0, None)
-        written = pipeline.bundle(pipeline.opened(incident), out, replayed=report, image=image)
+        written = bundling.bundle(pipeline.opened(incident), out, replayed=report, image=image)
     if as_json:
         common.emit(written)
     else:

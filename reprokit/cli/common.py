@@ -22,6 +22,9 @@ from reprokit.replay.choose import ENGINES
 from reprokit.report import escape, reductions, texts
 
 Incident = Annotated[str, typer.Argument(metavar="INCIDENT", help="A folder, a bundle, or the id of one in a store.")]
+Optional = Annotated[
+    str | None, typer.Argument(metavar="[INCIDENT]", help="A folder, a bundle, or the id of one in a store.")
+]
 Engine = Annotated[str | None, typer.Option(help=f"{', '.join(ENGINES)}; by default docker where it answers.")]
 Inner = Annotated[str | None, typer.Option(help="Engine inside fork, ray and slurm: docker, process or fork.")]
 RayAddress = Annotated[str | None, typer.Option(metavar="ADDR", help="Ray cluster; by default one on this machine.")]

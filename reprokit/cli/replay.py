@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from reprokit import pipeline
+from reprokit import pipeline, scripting
 from reprokit.cli import common
+from reprokit.errors import BadInput
 from reprokit.replay.attempts import Halted
+from reprokit.replay.command import PLACES
 from reprokit.replay.draws import NAMES
 from reprokit.replay.result import Replay
 from reprokit.replay.sentence import sentence
@@ -30,7 +32,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def replay(
     context: typer.Context,
-    incident: common.Incident,
+    incident: common.Optional = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Attempts, at most.")] = None,
     preset: Annotated[str, typer.Option(help="quick (5), default (14) or strict (59) attempts.")] = "default",
     engine: common.Engine = None,
@@ -55,6 +57,22 @@ def replay(
         str | None,
         typer.Option(metavar="FILE.py:FUNCTION", help="Whether an outcome (its JSON) is the failure; runs here."),
     ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help=f"Run this instead of a harness's step; {', '.join(map('{{{}}}'.format, PLACES))}."
+        ),
+    ] = None,
+    fails_on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT", help="Of --script: exit=nonzero, exit=1,134, output=REGEX, metric=loss>10, hang."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For {config}, instead of the captured one.")
+    ] = None,
+    batch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For {batch}, instead of the captured one.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for all attempts and their logs.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with attempts that are kept.")] = None,
     image: common.Image = None,
@@ -70,7 +88,8 @@ def replay(
     partition: common.Partition = None,
     as_json: common.Json = False,
 ) -> int:
-    """Run INCIDENT N times and say whether it is reproducible.
+    """Run INCIDENT N times and say whether it is reproducible. With --script a command is run, in the INCIDENT's source
+    or, without one, in a copy of this folder.
 
     Ctrl-C says what is known by then, and how to go on from there.
 
@@ -103,24 +122,61 @@ def replay(
         resume=resume,
         rewind=rewind or 0,
     )
-    subject = pipeline.opened(incident, store)
-    common.headline(subject.incident, as_json)
+    asked = _asked(script, fails_on, config, batch)
+    subject = _subject(incident, store, asked)
+    _headline(subject, asked, as_json)
     with common.progress() as bars:
-        found = _found(subject, options, common.Reporter(bars))
+        found = _found(subject, asked, options, common.Reporter(bars))
     if as_json:
         common.emit(found.to_json())
     else:
         common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(sentence(found))}")
     if found.folder and found.stopped in ("interrupted", "infrastructure"):
         _go_on(context, found.folder, as_json)
-    elif found.verdict is Verdict.REPRODUCIBLE and not subject.incident.manifest.parent and not as_json:
+    elif incident and not asked and not as_json and _is_worth_reducing(found, subject):
         common.next_step(*reduce_it(incident))
     return EXIT[found.verdict]
 
 
-def _found(subject: pipeline.Subject, options: pipeline.Options, progress: common.Reporter) -> Replay:
+def _is_worth_reducing(found: Replay, subject: pipeline.Subject | None) -> bool:
+    return found.verdict is Verdict.REPRODUCIBLE and subject is not None and not subject.incident.manifest.parent
+
+
+def _asked(
+    script: str | None, fails_on: list[str] | None, config: Path | None, batch: Path | None
+) -> scripting.Asked | None:
+    if script is not None:
+        return scripting.asked(script, fails_on or (), config=config, batch=batch)
+    for name, given in (("fails-on", fails_on), ("config", config), ("batch", batch)):
+        if given:
+            raise BadInput(f"--{name}: goes with --script COMMAND; a harness says by itself what failed")
+    return None
+
+
+def _subject(incident: str | None, store: str | None, asked: scripting.Asked | None) -> pipeline.Subject | None:
+    if incident is None and asked is None:
+        raise BadInput("Missing argument 'INCIDENT'; or give --script COMMAND (see --help)")
+    return None if incident is None else pipeline.opened(incident, store)
+
+
+def _headline(subject: pipeline.Subject | None, asked: scripting.Asked | None, as_json: bool) -> None:
+    if subject:
+        common.headline(subject.incident, as_json)
+    if asked:
+        (common.err if as_json else common.out()).print(escape.line(asked.headline), markup=False)
+
+
+def _found(
+    subject: pipeline.Subject | None,
+    asked: scripting.Asked | None,
+    options: pipeline.Options,
+    progress: common.Reporter,
+) -> Replay:
     """Also of one that was interrupted."""
     try:
+        if asked:
+            return scripting.replay(subject, asked, options, progress, keep=True)
+        assert subject is not None
         return pipeline.replay(subject, options, progress, keep=True)
     except Halted as halted:
         return halted.replay
@@ -129,11 +185,13 @@ def _found(subject: pipeline.Subject, options: pipeline.Options, progress: commo
 def _go_on(context: typer.Context, folder: Path, as_json: bool) -> None:
     """The same command, from where it was; on stderr where stdout belongs to JSON."""
     given = {**context.params, "resume": folder, "out": None}
-    words: list[object] = ["reprokit", "replay", given.pop("incident")]
+    words: list[object] = ["reprokit", "replay", *filter(None, [given.pop("incident")])]
     for parameter in context.command.params:
         value = given.get(str(parameter.name))
         if value is True:
             words.append(parameter.opts[0])
+        elif isinstance(value, list | tuple):
+            words += [word for one in value for word in (parameter.opts[0], one)]
         elif value not in (None, False, "", parameter.default):
             words += [parameter.opts[0], value]
     line = " ".join(map(escape.sh, words))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from reprokit.errors import BadInput
 from reprokit.failure import DEADLY
 from reprokit.incident import Incident
 from reprokit.replay.engines.base import Engine
 
+if TYPE_CHECKING:
+    from reprokit.replay.engines.script import Script
+
 ENGINES = ("docker", "process", "fork", "inline", "ray", "slurm")
 OUTER = ("fork", "ray", "slurm")  # those that run another one, their inner engine
+SCRIPTS = ("docker", "process")  # those that run a command, too
 INNERS = ("docker", "process", "fork")
 
 
@@ -102,6 +107,58 @@ def open_engine(
     return cast(Engine, module.Slurm(incident, partition=partition, **around))
 
 
+def open_script(
+    script: Script,
+    incident: Incident | None,
+    name: str | None = None,
+    *,
+    inner: str | None = None,
+    foreign: bool = False,
+    trust: bool = False,
+    jobs: int | None = None,
+    timeout: float | None = None,
+    image: str | None = None,
+    base: str | None = None,
+    wheelhouse: Path | None = None,
+    compiler: bool = False,
+    network: str = "none",
+    say: Callable[[str], None] = lambda line: None,
+) -> Engine:
+    """An engine for attempts at a command; see `open_engine`. incident: None runs in the current folder, whose code is
+    the user's own, so a process will do where no image is given."""
+    if name is not None and name not in ENGINES:
+        raise BadInput(f"--engine {name}: unknown; one of {', '.join(SCRIPTS)}")
+    if inner or name not in (None, *SCRIPTS):
+        raise BadInput(f"--engine {name}: runs steps of a harness, not a command; use {' or '.join(SCRIPTS)}")
+    own = incident is None and image is None
+    chosen = name or ("process" if own else _default(say))
+    if chosen == "process":
+        if incident and foreign and not trust:
+            raise _unconfined(incident, chosen)
+        from reprokit.replay.engines.script import ScriptProcess
+
+        return ScriptProcess(script, incident, jobs=jobs, timeout=timeout)
+    if own:
+        raise BadInput("--engine docker: without an INCIDENT nothing says which image; add --image NAME")
+    from reprokit.replay.engines.contained_script import ContainedScript
+
+    build: dict[str, Any] = {"base": base, "wheelhouse": wheelhouse, "compiler": compiler}
+    tag = _script_image(incident, image, trust=trust or not foreign, say=say, **build)
+    return ContainedScript(script, incident, tag, jobs=jobs, timeout=timeout, network=network)
+
+
+def _script_image(incident: Incident | None, given: str | None, *, say: Callable[[str], None], **build: Any) -> str:
+    """A given one need not have what a step needs."""
+    from reprokit.replay import bases, daemon
+    from reprokit.replay import image as images
+
+    if incident is None or given not in (None, bases.CAPTURED):
+        with daemon.in_one_line("image"), closing(daemon.connect(timeout=600)) as client:
+            bases.fetched(client, str(given), say, "check the name")
+        return str(given)
+    return images.of(incident, given=given, progress=say, **build)
+
+
 def _chosen(name: str | None, inner: str | None, say: Callable[[str], None]) -> tuple[str, str | None]:
     """The engine and, of one around others, the inner one."""
     if name is not None and name not in ENGINES:
@@ -125,10 +182,7 @@ def _unforkable(incident: Incident) -> str:
 def _check(incident: Incident, chosen: str, within: str, *, confined: bool) -> None:
     """Whether this engine may and can run it."""
     if not confined and within != "docker":
-        raise BadInput(
-            f"{incident.name}: a bundle holds somebody's code, and engine {within} runs it unconfined; start "
-            "Docker, or add --trust if you trust whoever made it"
-        )
+        raise _unconfined(incident, within)
     signature = incident.manifest.signature
     if chosen == "inline" and signature and signature.kind in DEADLY:
         raise BadInput(
@@ -137,6 +191,13 @@ def _check(incident: Incident, chosen: str, within: str, *, confined: bool) -> N
     if chosen == "inline" and incident.manifest.world_size > 1:
         ranks = f"{incident.manifest.world_size} ranks"
         raise BadInput(f"{incident.name}: inline is one process, and this ran in {ranks}; choose process or docker")
+
+
+def _unconfined(incident: Incident, engine: str) -> BadInput:
+    return BadInput(
+        f"{incident.name}: a bundle holds somebody's code, and engine {engine} runs it unconfined; start "
+        "Docker, or add --trust if you trust whoever made it"
+    )
 
 
 def _default(say: Callable[[str], None]) -> str:

@@ -78,6 +78,7 @@ class ContainerSpec:
     network: str
     gpus: bool
     run: str  # which engine object started it
+    workdir: str = "/tmp"  # noqa: S108
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for docker-py's `containers.create`."""
@@ -88,7 +89,7 @@ class ContainerSpec:
             "command": list(self.command),
             "environment": dict(self.environment),
             "user": self.user,
-            "working_dir": "/tmp",  # noqa: S108
+            "working_dir": self.workdir,
             "hostname": "reprokit",  # the default is random, and programs seed themselves with it
             "labels": {LABEL: "1", f"{LABEL}.run": self.run},
             "network_mode": self.network,

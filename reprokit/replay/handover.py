@@ -64,15 +64,15 @@ class Room:
     """What a container takes of the disk that its output folder is on. Nothing but us limits that: the folder is this
     machine's. A file that is open and has no name any more is seen by what is free."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
+    def __init__(self, folder: Path, limit: int, *, many: int = _MANY) -> None:
+        self._folder, self._limit, self._many = folder, limit, many
         self._left = min(_RESERVE, _free(folder) // 2)
 
     def exceeded(self) -> str:
         """Why it must end; empty while it need not. Asked now and then."""
-        taken = _taken(self._folder)
+        taken = _taken(self._folder, self._many)
         if taken is None:
-            return f"killed for its output folder: more than {_MANY} entries, or some that cannot be looked at"
+            return f"killed for its output folder: more than {self._many} entries, or some that cannot be looked at"
         if taken > self._limit:
             return f"killed for its output folder: {taken / _MIB:.0f} MiB, of {self._limit / _MIB:.0f} that it may take"
         if _free(self._folder) < self._left:
@@ -85,14 +85,14 @@ def _free(folder: Path) -> int:
     return about.f_bavail * about.f_frsize
 
 
-def _taken(folder: Path) -> int | None:
+def _taken(folder: Path, many: int = _MANY) -> int | None:
     """Bytes on disk of all below a folder; None where that is not to be found out in a moment."""
     taken, seen, todo = 0, 0, [str(folder)]
     while todo:
         try:
             with os.scandir(todo.pop()) as entries:
                 for entry in entries:
-                    if (seen := seen + 1) > _MANY:
+                    if (seen := seen + 1) > many:
                         return None
                     taken += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):

@@ -43,8 +43,32 @@ def device(incident: Incident) -> str:
     return str(incident.flags().get("device", "cpu"))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a case is of, as far as attempts at it need to know."""
+
+    id: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # that it was captured with
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, incident: Incident) -> Origin:
+        return cls(
+            id=incident.manifest.id,
+            flags=incident.flags(),
+            versions=versions.of(incident.environment()),
+            ranks=incident.manifest.world_size,
+        )
+
+    @property
+    def gpus(self) -> int:
+        """That one attempt holds."""
+        return self.ranks if str(self.flags.get("device", "cpu")).startswith("cuda") else 0
+
+
 def replay(
-    incident: Incident,
+    origin: Incident | Origin,
     case: Case,
     engine: Engine,
     asking: Asking,
@@ -52,14 +76,16 @@ def replay(
     say: Callable[[str], object] = lambda line: None,
     show: Callable[[str, int, int, str], object] = lambda what, done, total, note: None,
 ) -> Replay:
-    """Attempts at a case of this incident. say, show: get news, as of a `Progress`. Raises as `attempts.run`."""
+    """Attempts at a case of this incident, or of what else it is of. say, show: get news, as of a `Progress`. Raises as
+    `attempts.run`."""
+    origin = Origin.of(origin) if isinstance(origin, Incident) else origin
     case = draws.deterministic(case) if asking.deterministic else case
-    same = _same(incident, case, engine, asking)
+    same = _same(origin, case, engine, asking)
     with journal.opened(asking.out, asking.resume, same, keep=asking.keep, say=say) as kept:
         live = Live(
             engine.name,
             room=min(engine.capacity, asking.jobs or engine.capacity),
-            gpus=incident.manifest.world_size if device(incident).startswith("cuda") else 0,
+            gpus=origin.gpus,
             kept=kept.attempts,
             say=say,
             show=show,
@@ -69,7 +95,7 @@ def replay(
             lambda: attempts.run(
                 case,
                 engine,
-                _rules(incident, asking, kept.base),
+                _rules(origin, asking, kept.base),
                 jobs=asking.jobs,
                 kept=kept.attempts,
                 judged=asking.predicate.judged if asking.predicate else None,
@@ -82,21 +108,21 @@ def replay(
         return found
 
 
-def _rules(incident: Incident, asking: Asking, base: int) -> attempts.Rules:
+def _rules(origin: Origin, asking: Asking, base: int) -> attempts.Rules:
     return attempts.Rules(
         n=asking.n,
         min_rate=asking.min_rate,
         alpha=asking.alpha,
         estimate=asking.estimate,
-        draws=draws.Draws(names=asking.drawn, base=base, cores=share.cores(), captured=incident.flags()),
-        captured=versions.of(incident.environment()),
+        draws=draws.Draws(names=asking.drawn, base=base, cores=share.cores(), captured=origin.flags),
+        captured=origin.versions,
     )
 
 
-def _same(incident: Incident, case: Case, engine: Engine, asking: Asking) -> dict[str, Any]:
+def _same(origin: Origin, case: Case, engine: Engine, asking: Asking) -> dict[str, Any]:
     """What makes an attempt what it is: to be the same where a replay goes on."""
     return {
-        "incident": incident.manifest.id,
+        "incident": origin.id,
         "case": {name: value for name, value in case.to_json().items() if name != "incident"},
         "engine": engine.name,
         "rng": asking.rng,
