@@ -31,7 +31,7 @@ class Place:
 
     @property
     def contained(self):
-        return "docker" in (self.name, self.inner)
+        return "docker" in (self.name, self.inner) or (self.name, self.inner) == ("ray", "fork")
 
     def open(self, incident, image, **options):
         if self.own:
@@ -49,6 +49,8 @@ PLACES = [
     pytest.param(Place("fork", "process"), id="fork-process"),
     pytest.param(Place("inline", own=False), id="inline"),
     pytest.param(Place("ray", "process"), id="ray-process"),
+    pytest.param(Place("ray", "docker"), id="ray-docker", marks=DOCKER),
+    pytest.param(Place("ray", "fork"), id="ray-fork", marks=DOCKER),  # in a container, where Docker answers
     pytest.param(Place("slurm", "process"), id="slurm-process"),
 ]
 
