@@ -18,6 +18,7 @@ from reprokit.errors import Interrupted, ReprokitError
 
 VERBS = {
     "demo": "Train the reference video model until a step goes NaN, and take that to a bundle.",
+    "smoke": "Gates before the expensive run: is the plumbing of a step right?",
     "show": "An incident on one screen.",
     "reduce": "The smallest case that still fails for the same reason.",
     "replay": "Run an incident N times in fresh containers or processes, and judge.",

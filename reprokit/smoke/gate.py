@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +40,10 @@ class Finding:
     advice: str = ""  # what to do next; a changed experiment is called one
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
     lap: int = 1  # the batch that shows it, which an incident of it holds
+
+    def on(self, lap: int) -> Finding:
+        """The same, of another batch than the first."""
+        return replace(self, lap=lap)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,23 +77,14 @@ class Gate(ABC):
     def passed(self, check: str, expected: str, observed: str, **measured: float) -> Finding:
         return self._finding(check, expected, observed, Verdict.PASSED, "", measured)
 
-    def failed(
-        self, check: str, expected: str, observed: str, advice: str, *, lap: int = 1, **measured: float
-    ) -> Finding:
-        return self._finding(check, expected, observed, Verdict.FAILED, advice, measured, lap)
+    def failed(self, check: str, expected: str, observed: str, advice: str, **measured: float) -> Finding:
+        return self._finding(check, expected, observed, Verdict.FAILED, advice, measured)
 
     def not_applicable(self, check: str, because: str) -> Finding:
         return self._finding(check, "", f"not applicable, because {because}", Verdict.NOT_APPLICABLE, "", {})
 
     def _finding(
-        self,
-        check: str,
-        expected: str,
-        observed: str,
-        verdict: Verdict,
-        advice: str,
-        measured: Mapping[str, float],
-        lap: int = 1,
+        self, check: str, expected: str, observed: str, verdict: Verdict, advice: str, measured: Mapping[str, float]
     ) -> Finding:
         return Finding(
             gate=self.name,
@@ -99,5 +94,4 @@ class Gate(ABC):
             verdict=verdict,
             advice=advice,
             measured=dict(measured),
-            lap=lap,
         )

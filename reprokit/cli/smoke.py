@@ -1,0 +1,124 @@
+"""`reprokit smoke`: is the plumbing of a training step right?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from reprokit.cli import common
+from reprokit.report import escape
+from reprokit.smoke import junit, opening
+from reprokit.smoke import smoke as gates
+from reprokit.smoke.gate import Finding, Subject, Verdict
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_STYLE = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.NOT_APPLICABLE: "dim"}
+_SHOWN = {Verdict.PASSED: "passed", Verdict.FAILED: "FAILED", Verdict.NOT_APPLICABLE: "n/a"}  # as wide as it must be
+
+
+@app.command()
+def smoke(
+    entrypoint: Annotated[str, typer.Argument(metavar="ENTRYPOINT", help="package.module:build or train.py:build.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON for build; by default what default_config() beside it gives."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of all generators, before build.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the incidents of failed gates.")] = Path(
+        "incidents"
+    ),
+    only: Annotated[
+        str | None, typer.Option(metavar="GATE,...", help=f"These gates alone: {', '.join(gates.NAMES)}.")
+    ] = None,
+    overfit: Annotated[
+        int | None, typer.Option(metavar="STEPS", help="Also train on one batch, 50 to 100 steps.")
+    ] = None,
+    extremes: Annotated[
+        bool, typer.Option("--extremes", help="Also ask with extreme inputs and another precision.")
+    ] = False,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Pictures of views, features and losses.")] = None,
+    junit_: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="The findings as JUnit XML.")] = None,
+    as_json: common.Json = False,
+) -> int:
+    """Ask gates of the harness that ENTRYPOINT builds: does it replay, are shapes, numbers and gradients what they are
+    taken for, does the encoder see the future. Two laps each. It proves plumbing, not accuracy.
+
+    Exit code: 0 passed, 1 a gate failed or nothing could be asked, 2 bad input.
+    """
+    names = [name.strip() for name in (only or "").split(",") if name.strip()]
+    chosen = gates.chosen(names, overfit=overfit, extremes=extremes)
+    subject = opening.opened(entrypoint, config, seed=seed, out=out)
+    with common.progress() as bars:
+        report = gates.smoke(subject, chosen, common.Reporter(bars))
+        pictures = _drawn(subject, plots)
+    if junit_ is not None:
+        junit.write(report, entrypoint, junit_)
+    if as_json:
+        common.emit(report.to_json() | {"plots": list(map(str, pictures))})
+    else:
+        _print(report, pictures)
+    return 0 if report.passed else 1
+
+
+def _drawn(subject: Subject, folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    from reprokit.smoke import plots
+
+    return plots.draw(subject, folder)
+
+
+def _print(report: gates.Report, pictures: list[Path]) -> None:
+    """The answer first, the evidence below it, the next step last."""
+    console = common.out()
+    console.print(_answer(report), soft_wrap=True)
+    console.print(_table(report), soft_wrap=False)
+    for finding in report.findings:
+        if finding.verdict is Verdict.FAILED:
+            console.print(f"{finding.gate}: {escape.line(finding.advice)}", markup=False)
+    for gate, path in report.incidents:
+        console.print(f"incident of {gate}  {path}", markup=False)
+    for line in report.uncaptured:
+        console.print(escape.line(line), markup=False)
+    for path in pictures:
+        console.print(f"picture  {path}", markup=False)
+    console.print(gates.PROVES, style="dim")
+    if report.incidents:
+        common.next_step("reprokit", "show", report.incidents[0][1])
+    elif report.passed:
+        common.next_line("train under a Recorder (docs/recorder.md)")
+
+
+def _answer(report: gates.Report) -> Text:
+    counts = [(report.count(verdict), word) for verdict, word in _COUNTED.items() if report.count(verdict)]
+    said = ", ".join(f"{count} {word}" for count, word in counts)
+    if report.passed:
+        return Text.assemble(("PASSED", "bold green"), f"  {said}")
+    if report.failed_gates:
+        return Text.assemble(("FAILED", "bold red"), f"  {', '.join(report.failed_gates)}; {said}")
+    return Text.assemble(("NOTHING ASKED", "bold red"), f"  {said or 'no gate'}: this is no pass")
+
+
+_COUNTED = {Verdict.FAILED: "failed", Verdict.PASSED: "passed", Verdict.NOT_APPLICABLE: "not applicable"}
+
+
+def _table(report: gates.Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
+    for title, ratio in (("gate", None), ("check", 3), ("expected", 3), ("observed", 4)):
+        table.add_column(title, ratio=ratio, overflow="fold", no_wrap=title == "gate")
+    table.add_column("verdict", no_wrap=True)
+    last = ""
+    for finding in report.findings:
+        table.add_row(*_row(finding, finding.gate if finding.gate != last else ""))
+        last = finding.gate
+    return table
+
+
+def _row(finding: Finding, gate: str) -> list[Text]:
+    cells = [Text(escape.line(text)) for text in (gate, finding.check, finding.expected, finding.observed)]
+    return [*cells, Text(_SHOWN[finding.verdict], style=_STYLE[finding.verdict])]

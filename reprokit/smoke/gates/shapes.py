@@ -1,0 +1,229 @@
+"""Are tensors what they are taken for? Axes against the layout, frames on their way, tokens, time.
+
+[B, T, C, H, W] becomes [B, C, T, H, W] by an exchange of two axes. A reshape gives the same sizes, and where a clip has
+three frames nothing at all need be done to get them; so content is followed: one frame is changed where the loader
+gives it, and must arrive as one frame of the encoder's clip, whole and nowhere else. The number of tokens follows from
+the encoder's own attributes: in training what token dropping leaves, otherwise all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from reprokit.errors import BadInput
+from reprokit.harness import Harness
+from reprokit.layout import Layout
+from reprokit.smoke.clips import CLIP, Received, Seen, Trials, noise, other_frame, pictures, tokens_in
+from reprokit.smoke.encoders import encoders
+from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.smoke.times import Times
+
+AXES, ALIKE, TIME = "entries have the axes of the layout", "laps have equal shapes", "views show the same frames"
+WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "number of tokens", "the largest clip fills the encoder"
+ALONE = 0.9  # of what changes in a clip lies in the one frame: the rest is a clip-wide normalisation
+NO_ENCODER = "no module has patch_size, tubelet_size and num_patches (docs/smoke.md)"
+
+
+class Shapes(Gate):
+    """Costs up to five forward passes."""
+
+    name = "shapes"
+
+    def look(self, subject: Subject) -> Iterator[Finding]:
+        harness = subject.harness()
+        layout = Layout.parse(harness.layout)
+        yield from self._entries(subject, layout)
+        if not encoders(harness):
+            yield from (self.not_applicable(check, NO_ENCODER) for check in (WAY, TOKENS, LARGEST))
+        elif not subject.batches:
+            yield from (self.not_applicable(check, subject.no_batches) for check in (WAY, TOKENS, LARGEST))
+        else:
+            yield from self._encoders(subject, harness, layout)
+        yield from Times(self, TIME).look(subject, layout)
+
+    def _entries(self, subject: Subject, layout: Layout) -> Iterator[Finding]:
+        if not subject.batches:
+            yield from (self.not_applicable(check, subject.no_batches) for check in (AXES, ALIKE))
+            return
+        spec = layout.spec if isinstance(layout.spec, str) else "; ".join(f"{k}: {v}" for k, v in layout.spec.items())
+        for lap, batch in enumerate(subject.batches, start=1):
+            try:
+                empty = [axis for axis, length in layout.sizes(batch).items() if not length]
+            except BadInput as error:
+                yield self.failed(AXES, spec, str(error), "mend the loader, or the harness's layout").on(lap)
+                break
+            if empty:
+                advice = "mend the loader: nothing can be learnt from it"
+                yield self.failed(AXES, spec, f"axis {empty[0]} is 0 long", advice).on(lap)
+                break
+        else:
+            yield self.passed(AXES, spec, _shown(subject.batches[0], layout))
+        if len(subject.batches) < 2:
+            yield self.not_applicable(ALIKE, "the loader gives one batch only")
+            return
+        first, *others = (_shown(batch, layout) for batch in subject.batches)
+        lap = next((i for i, other in enumerate(others, start=2) if other != first), 0)
+        if lap:
+            advice = "crop and pad to one size, and drop the loader's last, smaller batch (drop_last)"
+            yield self.failed(ALIKE, first, others[lap - 2], advice).on(lap)
+        else:
+            yield self.passed(ALIKE, first, f"the same in {len(subject.batches)} laps")
+
+    def _encoders(self, subject: Subject, harness: Harness, layout: Layout) -> Iterator[Finding]:
+        bench, batch = Trials(harness, subject.seed), subject.batches[0]
+        yield self._way(bench, batch, layout, subject.seed)
+        seen = bench.forward(batch)
+        if not seen.received:
+            why = "the step raises before it" if seen.error else "the step never calls it"
+            yield from (self.not_applicable(check, f"{why}: the encoder gets nothing") for check in (TOKENS, LARGEST))
+            return
+        yield from self._tokens(harness, seen)
+        yield from self._largest(harness, seen)
+
+    def _way(self, bench: Trials, batch: Any, layout: Layout, seed: int) -> Finding:
+        found = pictures(batch, layout)
+        frames = {p.value.shape[p.frames] for p in found.values() if p.frames is not None}
+        if not frames:
+            return self.not_applicable(WAY, "no entry of pictures has an axis of frames, t")
+        before, donor = noise(batch, layout, seed), noise(batch, layout, seed + 1)
+        base = bench.forward(before)
+        if not base.received:
+            why = f"the step raises on noise before it ({base.error})" if base.error else "the step never calls it"
+            return self.not_applicable(WAY, f"the encoder gets nothing: {why}")
+        advice = "exchange the axes by name, as einops.rearrange(x, 'b t c h w -> b c t h w') does"
+        if odd := next((one for one in base.received if len(one.shape) != CLIP), None):
+            return self.failed(WAY, "clips with 5 axes", f"{odd.module} gets {list(odd.shape)}", advice)
+        again = bench.forward(before)
+        if any(not torch.equal(a.clip, b.clip) for a, b in zip(base.received, again.received)):
+            return self.not_applicable(WAY, "the clips differ from run to run under the same seed")
+        for frame in range(max(frames)):
+            after = bench.forward(other_frame(before, donor, layout, frame))
+            if problem := _astray(base, after, frame, frames):
+                return self.failed(WAY, f"frame {frame} is index {frame} of axis 2, whole", problem, advice)
+            if _moved(base, after):
+                shapes = ", ".join(dict.fromkeys(f"{list(one.shape)}" for one in base.received))
+                return self.passed(WAY, "one changed frame is one index of axis 2, whole", f"so it is in {shapes}")
+        return self.failed(WAY, "a changed frame changes a clip", "no clip depends on any frame", advice)
+
+    def _tokens(self, harness: Harness, seen: Seen) -> Iterator[Finding]:
+        done = set[tuple[Any, ...]]()
+        for call in seen.received:
+            key = (call.module, call.shape[1:], call.training)
+            if key not in done:
+                done.add(key)
+                yield from self._tokens_of(harness, call, raised=seen.error is not None)
+
+    def _tokens_of(self, harness: Harness, call: Received, *, raised: bool) -> Iterator[Finding]:
+        encoder = encoders(harness)[call.module]
+        check = f"{TOKENS} of a {_clip(call.shape)} clip in {{}} ({call.module})"
+        patches = patches_of(encoder, call.shape)
+        if patches is None:
+            size = f"patches of {encoder.tubelet_size}x{encoder.patch_size}x{encoder.patch_size}"
+            advice = "crop to whole patches, or swap the axes back: [B, C, T, H, W] is expected"
+            yield self.failed(check.format("training"), f"whole {size}", f"{list(call.shape)}", advice)
+            return
+        kept, rate = patches, float(getattr(encoder, "token_drop_rate", 0.0) or 0.0)
+        if call.training and rate:
+            kept = max(1, round(patches * (1 - rate)))
+        how = f" (keeps {1 - rate:.3g} of {patches}, and [CLS])" if kept != patches else " (all, and [CLS])"
+        mode = "training" if call.training else "the step, in eval mode"
+        advice = "the encoder's token_drop_rate, or what it does with it, is not what training runs"
+        if call.tokens is None:
+            why = "the step raises in it" if raised else f"the encoder gives a {call.gave} without tokens [B, 1 + N, D]"
+            yield self.not_applicable(check.format(mode), why)
+        else:
+            yield self._counted(check.format(mode), 1 + kept, how, call.tokens[1], advice)
+        if raised and call.tokens is None:
+            yield self.not_applicable(check.format("eval mode"), "the step raises in it")
+        elif (whole := _evaluated(encoder, call.clip)) is None:
+            yield self.not_applicable(check.format("eval mode"), f"the encoder gives a {call.gave} without tokens")
+        else:
+            advice = "nothing may be dropped in eval mode"
+            yield self._counted(check.format("eval mode"), 1 + patches, " (all, and [CLS])", whole, advice)
+
+    def _counted(self, check: str, expected: int, how: str, observed: int, advice: str) -> Finding:
+        if observed != expected:
+            return self.failed(check, f"{expected}{how}", str(observed), advice, tokens=observed)
+        return self.passed(check, f"{expected}{how}", str(observed), tokens=observed)
+
+    def _largest(self, harness: Harness, seen: Seen) -> Iterator[Finding]:
+        for name, encoder in encoders(harness).items():
+            calls = [patches_of(encoder, call.shape) for call in seen.received if call.module == name]
+            known = [count for count in calls if count is not None]
+            if not known:
+                why = "the step never calls it with whole patches" if calls else "the step never calls it"
+                yield self.not_applicable(LARGEST, f"{why} ({name})")
+            elif max(known) != encoder.num_patches:
+                advice = "build it for the clips that the loader gives: image size and number of frames"
+                yield self.failed(LARGEST, f"{encoder.num_patches} patches ({name})", f"{max(known)}", advice)
+            else:
+                yield self.passed(LARGEST, f"{encoder.num_patches} patches ({name})", f"{max(known)}")
+
+
+def patches_of(encoder: Any, shape: tuple[int, ...]) -> int | None:
+    """Of a clip [B, C, T, H, W]; None where it is no whole number of them."""
+    if len(shape) != CLIP:
+        return None
+    divided = [divmod(n, by) for n, by in zip(shape[2:], (encoder.tubelet_size, *2 * [encoder.patch_size]))]
+    return None if any(rest or not n for n, rest in divided) else divided[0][0] * divided[1][0] * divided[2][0]
+
+
+def _evaluated(encoder: Any, clip: torch.Tensor) -> int | None:
+    """How many tokens come out in eval mode."""
+    training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            found = tokens_in(encoder(clip[:1]))
+    finally:
+        encoder.train(training)
+    return None if found is None else found.shape[1]
+
+
+def _astray(base: Seen, after: Seen, frame: int, frames: set[int]) -> str:
+    """Where a change of one frame went instead of to that index of axis 2; empty where it went there, or nowhere."""
+    for one, other in zip(base.received, after.received):
+        if one.clip.shape != other.clip.shape:
+            return f"{one.module} gets {list(other.shape)} instead of {list(one.shape)} for another content"
+        energy = (other.clip.cpu().double() - one.clip.cpu().double()).square().sum(dim=(0, 3, 4))  # [C, T]
+        if not energy.isfinite().all():
+            return f"{one.module} gets values that are not finite"
+        if not energy.sum():
+            continue
+        share = energy / energy.sum()
+        at = int(share.sum(dim=0).argmax())
+        lowest = float(share[:, at].min()) * len(share)
+        moved = frame if one.clip.shape[2] in frames else at  # fewer frames: the step takes some of them
+        if float(share[:, at].sum()) < ALONE or lowest <= 0 or at != moved:
+            rows, columns = (energy > 1e-6 * energy.max()).nonzero(as_tuple=True)
+            where = f"at {_some(rows)} of axis 1, {_some(columns)} of axis 2"
+            return f"in {one.module}'s {list(one.shape)} it is {where}"
+    return ""
+
+
+def _moved(base: Seen, after: Seen) -> bool:
+    return any(not torch.equal(one.clip, other.clip) for one, other in zip(base.received, after.received))
+
+
+def _some(places: torch.Tensor, most: int = 4) -> str:
+    indices = places.unique().tolist()
+    return ", ".join(map(str, indices[:most])) + (" ..." if len(indices) > most else "")
+
+
+def _shown(batch: Any, layout: Layout) -> str:
+    """Its entries with their types and sizes."""
+    leaves: Mapping[str, Any] = layout.leaves(batch)
+    parts = []
+    for name in layout.entries:
+        value: Any = leaves.get(name, ())
+        sizes = "x".join(map(str, value.shape)) if hasattr(value, "shape") else str(len(value))
+        dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+        parts.append(f"{name or 'batch'} {sizes} {dtype}")
+    return ", ".join(parts)
+
+
+def _clip(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape[2:]))

@@ -1,0 +1,164 @@
+"""What the loader gives, what arrives, and what it loses."""
+
+import pytest
+import torch
+
+from reprokit.smoke.gate import Verdict
+from reprokit.smoke.gates.numbers import GROWTH, MOVES, NORM, ONCE, TERMS, Numbers
+
+PASSED, FAILED, UNASKED = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
+CLIP = "clip: finite, in range, alive"
+
+
+def asked(plain, step=None, batches=None, **fields):
+    return plain.rows(Numbers(), plain.subject(lambda: plain.harness(step, **fields), batches))
+
+
+def test_a_healthy_step_passes_every_check(plain):
+    found = asked(plain)
+    assert {one.verdict for one in found.values()} == {PASSED}
+    assert found[CLIP].measured["max"] <= 255
+    assert found[TERMS].measured["loss"] > 0
+
+
+def holed(plain, value, where=(0, 0, 0, 0, 0)):
+    clip = plain.clips(0).float() / 255
+    clip[where] = value
+    return [{"clip": clip}, {"clip": clip}]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        lambda plain: holed(plain, float("nan")),
+        lambda plain: holed(plain, float("inf")),
+        lambda plain: holed(plain, 0.5, (2,)),  # one sample is flat
+        lambda plain: [{"clip": torch.zeros_like(plain.clips(0))}],
+        lambda plain: [{"clip": plain.clips(0).clamp(max=1)}],  # scaled before it became bytes
+        lambda plain: [{"clip": plain.clips(0)[:0]}],
+    ],
+)
+def test_a_bad_entry_is_caught(plain, batches):
+    fine = lambda net, batch: sum(p.square().sum() for p in net.parameters())
+    assert asked(plain, fine, batches(plain))[CLIP].verdict is FAILED
+
+
+def test_a_bad_second_batch_is_the_one_that_an_incident_will_hold(plain):
+    dead = {"clip": torch.zeros_like(plain.clips(0))}
+    assert asked(plain, batches=[{"clip": plain.clips(0)}, dead])[CLIP].lap == 2
+
+
+def test_labels_may_be_constant_and_numpy_is_looked_at(plain):
+    batch = {"clip": plain.clips(0).numpy(), "label": torch.zeros(4, dtype=torch.long), "name": ["x"] * 4}
+    step = lambda net, batch: net(torch.as_tensor(batch["clip"]).flatten(0, 1).float() / 255).mean()
+    layout = {"clip": "b t c h w", "label": "b", "name": "b"}
+    assert {one.verdict for one in asked(plain, step, [batch, batch], layout=layout).values()} == {PASSED}
+
+
+def through(scale):
+    return lambda net, batch: net(scale(batch["clip"].float()).flatten(0, 1)).square().mean()
+
+
+twice = lambda clip: ((clip / 255 - 0.45) / 0.225 - 0.45) / 0.225
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict"),
+    [
+        (lambda clip: clip / 255, PASSED),
+        (lambda clip: clip / 127.5 - 1, PASSED),
+        (lambda clip: (clip / 255 - 0.45) / 0.225, PASSED),
+        (twice, FAILED),
+        (lambda clip: clip / 255 / 255, FAILED),
+        (lambda clip: clip, FAILED),
+        (lambda clip: (clip / 255 - 0.45) / 0.225 * 2 - 1, FAILED),
+        (lambda clip: clip * 0 + 0.5, FAILED),
+        (lambda clip: clip / 0, FAILED),
+    ],
+)
+def test_the_range_that_arrives_tells_how_often_it_was_normalised(plain, scale, verdict):
+    assert asked(plain, through(scale))[ONCE].verdict is verdict
+
+
+def test_a_dark_scene_is_no_second_normalisation_and_hides_none(plain):
+    dark = [{"clip": plain.clips(i) // 16} for i in range(2)]
+    assert asked(plain, through(lambda clip: (clip / 255 - 0.45) / 0.225), dark)[ONCE].verdict is PASSED
+    assert asked(plain, through(twice), dark)[ONCE].verdict is FAILED
+
+
+def test_a_loader_of_floats_that_normalises_twice_is_caught(plain):
+    batches = [{"clip": twice(plain.clips(i).float())} for i in range(2)]
+    assert asked(plain, through(lambda clip: clip), batches)[ONCE].verdict is FAILED
+
+
+def test_bytes_that_reach_a_module_are_caught(plain):
+    class Casting(torch.nn.Conv2d):
+        def forward(self, clip):
+            return super().forward(clip.float())
+
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1)).square().mean()
+    assert asked(plain, step, net=Casting(3, 2, 3))[ONCE].verdict is FAILED
+
+
+def test_a_view_that_nothing_depends_on_is_caught(plain):
+    layout = {"clip": "b v t c h w"}
+    batches = [{"clip": plain.clips(i, (2, 3, 2, 3, 8, 8))} for i in range(2)]
+    loss = lambda net, clip: net(clip.flatten(0, 2).float() / 255).square().mean()
+    whole = asked(plain, lambda net, batch: loss(net, batch["clip"]), batches, layout=layout)[MOVES]
+    assert (whole.verdict, whole.observed) == (PASSED, "3 of 3 do")
+    blind = asked(plain, lambda net, batch: loss(net, batch["clip"][:, :2]), batches, layout=layout)[MOVES]
+    assert blind.verdict is FAILED
+    assert "clip view 2" in blind.observed
+
+
+def test_a_loss_of_nan_moves_nothing(plain):
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1).float() / 255).mean() * float("nan")
+    found = asked(plain, step)
+    assert found[MOVES].verdict is found[TERMS].verdict is found[NORM].verdict is FAILED
+
+
+def test_a_loss_that_cannot_be_repeated_is_not_asked(plain):
+    noise = torch.Generator().manual_seed(0)
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1).float() / 255).mean() + torch.rand(1, generator=noise)[0]
+    assert asked(plain, step)[MOVES].verdict is UNASKED
+
+
+@pytest.mark.parametrize(("weight", "verdict"), [(1.0, PASSED), (1e12, FAILED)])
+def test_the_gradient_norm_is_seen_before_it_is_clipped(plain, weight, verdict):
+    step = lambda net, batch: weight * net(batch["clip"].flatten(0, 1).float() / 255).square().mean()
+    assert asked(plain, step, clip_grad_norm=1.0)[NORM].verdict is verdict
+
+
+def test_a_term_that_grows_a_thousandfold_is_caught_and_one_that_begins_near_zero_is_not(plain):
+    def growing(by, start):
+        scales = iter([start, start * by])
+
+        def step(net, batch):
+            loss = net(batch["clip"].flatten(0, 1).float() / 255).square().mean()
+            return {"loss": loss, "other": torch.tensor(next(scales, start))}
+
+        return step
+
+    def asked_for(by, start):
+        # forward passes before the laps are not to use up the terms
+        return Numbers()._growth(lapped(plain, growing(by, start)))
+
+    assert asked_for(2000.0, 1.0).verdict is FAILED
+    assert asked_for(500.0, 1.0).verdict is PASSED
+    assert asked_for(1e5, 1e-4).verdict is PASSED
+    assert asked_for(float("nan"), 1.0).verdict is FAILED
+
+
+def lapped(plain, step):
+    from reprokit.smoke.laps import laps
+
+    subject = plain.subject()
+    return list(laps(subject, plain.harness(step)))
+
+
+def test_without_a_loader_nothing_is_asked(plain):
+    assert {one.verdict for one in asked(plain, batches=[]).values()} == {UNASKED}
+
+
+def test_growth_needs_two_laps(plain):
+    assert asked(plain, batches=[{"clip": plain.clips(0)}])[GROWTH].verdict is UNASKED

@@ -1,0 +1,200 @@
+"""Axes against the layout, content on its way, tokens and time."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from reprokit.smoke.gate import Verdict
+from reprokit.smoke.gates.shapes import ALIKE, AXES, LARGEST, TIME, TOKENS, WAY, Shapes
+from reprokit.video.model import VideoTransformer, vit_tiny
+
+PASSED, FAILED, UNASKED = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
+
+
+def encoder(**changes):
+    return vit_tiny(
+        **{
+            "img_size": 16,
+            "patch_size": 8,
+            "num_frames": 3,
+            "tubelet_size": 1,
+            "use_rope": True,
+            "token_drop_rate": 0.0,
+        }
+        | {"width": 24, "depth": 1, "heads": 2}
+        | changes
+    )
+
+
+def way(plain, step, batches=None, net=None, **fields):
+    made = lambda: plain.harness(step, net or encoder(), **fields)
+    batches = [{"clip": plain.clips(i, (2, 3, 3, 16, 16))} for i in range(2)] if batches is None else batches
+    return plain.rows(Shapes(), plain.subject(made, batches))
+
+
+exchanged = lambda net, batch: net((batch["clip"].float() / 255).transpose(1, 2)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda clip: clip.transpose(1, 2), PASSED),
+        (lambda clip: clip.transpose(1, 2).flip(1), PASSED),  # channels the other way round: BGR
+        (lambda clip: (clip - clip.mean(dim=(1, 2, 3, 4), keepdim=True)).transpose(1, 2), PASSED),  # by clip
+        (lambda clip: clip.transpose(1, 2).flip(-1), PASSED),  # an augmentation on the way
+        (lambda clip: clip, FAILED),
+        (lambda clip: clip.reshape(2, 3, 3, 16, 16), FAILED),
+        (lambda clip: clip.transpose(1, 2).flip(2), FAILED),  # time runs backwards
+        (lambda clip: clip.transpose(1, 2).roll(1, 2), FAILED),
+        (lambda clip: clip.permute(0, 2, 3, 1, 4).reshape(2, 3, 3, 16, 16), FAILED),  # time among rows
+        (lambda clip: torch.zeros_like(clip), FAILED),
+    ],
+)
+def test_frames_arrive_whole_and_in_order(plain, change, verdict):
+    step = lambda net, batch: net(change(batch["clip"].float() / 255)).square().mean()
+    assert way(plain, step)[WAY].verdict is verdict
+
+
+def test_a_loader_with_channels_last_that_is_only_reshaped_is_caught(plain):
+    batches = [{"clip": plain.clips(0, (2, 3, 16, 16, 3))}]
+    good = lambda net, batch: net((batch["clip"].float() / 255).permute(0, 4, 1, 2, 3)).mean()
+    bad = lambda net, batch: net((batch["clip"].float() / 255).reshape(2, 3, 3, 16, 16)).mean()
+    for step, verdict in (good, PASSED), (bad, FAILED):
+        assert way(plain, step, batches, layout={"clip": "b t h w c"})[WAY].verdict is verdict
+
+
+def test_a_step_that_raises_in_the_encoder_still_shows_what_it_was_given(plain):
+    batches = [{"clip": plain.clips(0, (2, 2, 3, 16, 16))}]
+    step = lambda net, batch: net(batch["clip"].float()).mean()
+    found = way(plain, step, batches, encoder(num_frames=2))
+    assert found[WAY].verdict is FAILED
+    assert {one.verdict for check, one in found.items() if check.startswith(TOKENS)} <= {UNASKED, FAILED, PASSED}
+
+
+def test_a_frame_that_the_step_leaves_out_may_move_the_others(plain):
+    step = lambda net, batch: net((batch["clip"][:, 1:].float() / 255).transpose(1, 2)).mean()
+    assert way(plain, step, net=encoder(num_frames=2))[WAY].verdict is PASSED
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(224, 158), (96, 30)])
+def test_token_counts_of_the_usual_sizes(plain, size, tokens):
+    net = encoder(img_size=size, patch_size=16, num_frames=16, token_drop_rate=0.95, width=12, heads=1)
+    net.blocks = nn.ModuleList()  # what is counted does not depend on depth, and all tokens in eval mode cost gigabytes
+    found = way(plain, exchanged, [{"clip": plain.clips(0, (1, 16, 3, size, size))}], net)
+    (training,) = (one for check, one in found.items() if "in training" in check)
+    assert (training.verdict, training.observed) == (PASSED, str(tokens))
+    (whole,) = (one for check, one in found.items() if "in eval" in check)
+    assert (whole.verdict, whole.observed) == (PASSED, str(1 + 16 * (size // 16) ** 2))
+
+
+class Eager(VideoTransformer):
+    """Drops in eval mode, too."""
+
+    def _kept(self, patches, positions):
+        return patches[:, :5], positions[:, :5]
+
+
+def test_dropping_in_eval_mode_is_caught(plain):
+    net = encoder()
+    net.__class__ = Eager
+    found = {
+        check.partition(" in ")[2]: one for check, one in way(plain, exchanged, net=net).items() if TOKENS in check
+    }
+    assert found["training (encoder)" if "training (encoder)" in found else "training (net)"].verdict is FAILED
+    assert found["eval mode (net)"].verdict is FAILED
+
+
+def test_an_encoder_that_is_built_for_larger_clips_is_caught(plain):
+    assert way(plain, exchanged, net=encoder(img_size=32))[LARGEST].verdict is FAILED
+    assert way(plain, exchanged)[LARGEST].verdict is PASSED
+
+
+class Pair(VideoTransformer):
+    def forward(self, clip):
+        return super().forward(clip), {"aux": 1}
+
+
+class Pooled(VideoTransformer):
+    def forward(self, clip):
+        return super().forward(clip).mean(1)
+
+
+def test_an_encoder_that_returns_a_tuple_is_asked_for_its_tokens(plain):
+    net = encoder()
+    net.__class__ = Pair
+    step = lambda net, batch: net((batch["clip"].float() / 255).transpose(1, 2))[0].mean()
+    assert all(one.verdict is PASSED for check, one in way(plain, step, net=net).items() if TOKENS in check)
+
+
+def test_one_without_tokens_cannot_be_asked(plain):
+    net = encoder()
+    net.__class__ = Pooled
+    found = [one for check, one in way(plain, exchanged, net=net).items() if TOKENS in check]
+    assert {one.verdict for one in found} == {UNASKED}
+    assert all("without tokens" in one.observed for one in found)
+
+
+def test_a_harness_of_another_kind_is_asked_what_it_can_be(plain):
+    found = plain.rows(Shapes(), plain.subject())
+    assert found[AXES].verdict is found[ALIKE].verdict is PASSED
+    assert all(found[check].verdict is UNASKED for check in (WAY, TOKENS, LARGEST, TIME))
+    assert "patch_size" in found[WAY].observed
+
+
+def test_no_loader_no_answers(plain):
+    found = plain.rows(Shapes(), plain.subject(lambda: plain.harness(exchanged, encoder()), []))
+    assert {one.verdict for one in found.values()} == {UNASKED}
+    assert all("no loader" in one.observed for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ({"clip": torch.zeros(2, 3, 3, 16)}, "axes"),
+        ({"other": 1}, "no entry 'clip'"),
+        ({"clip": torch.zeros(0, 3, 3, 16, 16)}, "0 long"),
+    ],
+)
+def test_a_batch_that_the_layout_does_not_fit(plain, batch, says):
+    found = way(plain, exchanged, [batch])[AXES]
+    assert found.verdict is FAILED
+    assert says in found.observed
+
+
+def test_a_last_smaller_batch_is_named_with_its_lap(plain):
+    batches = [{"clip": plain.clips(i, (2 - i, 3, 3, 16, 16))} for i in range(2)]
+    found = way(plain, exchanged, batches)[ALIKE]
+    assert (found.verdict, found.lap) == (FAILED, 2)
+
+
+LAYOUT = {"a_times": "b t", "b_times": "b v t"}
+
+
+def told(plain, a, b, layout=LAYOUT, times=()):
+    batch = {"a_times": a, "b_times": b}
+    made = lambda: plain.harness(layout=layout)
+    return plain.rows(Shapes(), plain.subject(made, [batch], times=times))[TIME]
+
+
+def test_indices_in_a_batch_are_compared_view_by_view(plain):
+    a = torch.arange(3).expand(2, 3)
+    b = torch.arange(3).expand(2, 4, 3).clone()
+    assert told(plain, a, b).verdict is PASSED
+    assert told(plain, a.numpy(), b.numpy().astype(np.int32)).verdict is PASSED
+    b[1, 2] += 1
+    found = told(plain, a, b)
+    assert found.verdict is FAILED
+    assert "sample 1" in found.observed and "b_times view 2 1 2 3" in found.observed
+
+
+def test_fewer_frames_in_some_views_are_caught_and_private_frames_left_alone(plain):
+    a, b = torch.arange(3).expand(2, 3), torch.arange(2).expand(2, 4, 2)
+    assert told(plain, a, b).verdict is FAILED
+    private = told(plain, a, b, {"a_times": "b t", "b_times": "b v b_times.t"})
+    assert (private.verdict, "one view" in private.observed) == (UNASKED, True)
+
+
+def test_views_that_only_stand_in_each_others_way_are_no_pass(plain):
+    found = plain.rows(Shapes(), plain.subject(lambda: plain.harness(layout={"x": "b d"}), [{"x": torch.ones(2, 3)}]))
+    assert "no entry has an axis of frames" in found[TIME].observed
