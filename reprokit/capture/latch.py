@@ -87,6 +87,7 @@ class LateProbe(Probe):
         self._held: list[Any] = []  # optimizers whose `found_inf` is ours
 
     def __enter__(self) -> LateProbe:
+        self._open()
         if self._watching.wants_features:
             self._seen = look_at_features(self._harness, self._batch)
         self._before_scaler = _scaler(self._harness)
@@ -100,6 +101,7 @@ class LateProbe(Probe):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._hook.remove()
+        self._close()
         self._after.remove()
         for optimizer in self._held:
             self._after_optimizer(optimizer)

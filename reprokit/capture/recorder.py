@@ -35,7 +35,7 @@ from reprokit.capture.signals import Signals
 from reprokit.capture.snapshot import Saw, Snapshot
 from reprokit.capture.source import find_root
 from reprokit.capture.watchdog import Watchdog
-from reprokit.capture.writer import BatchMode, StateMode, Writer
+from reprokit.capture.writer import BatchMode, OnIncident, StateMode, Writer
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
 from reprokit.layout import Layout
@@ -66,7 +66,8 @@ class Recorder:
     default. It costs a copy of each batch, one of the state every few steps, and their memory. state: "checkpoint"
     points to what the last checkpoint holds (see `checkpoint`), "none" keeps none; batch: "pointers" keeps the names of
     samples alone; disk: what incidents may take; recapture: write a failure each time, not once (docs/incidents.md).
-    reason: why this run is recorded, a line for each of its incidents.
+    reason: why this run is recorded, a line for each of its incidents. on_incident: called with each that was written,
+    for a tracker (docs/integrations.md).
     Raises BadInput where a replay could not find `build` again, or the config is no plain data.
     """
 
@@ -91,6 +92,7 @@ class Recorder:
         disk: Disk | None = None,
         recapture: bool = False,
         reason: str = "",
+        on_incident: OnIncident | None = None,
     ) -> None:
         stop_if_loading()
         if not isinstance(harness, Harness):
@@ -116,7 +118,9 @@ class Recorder:
             root=self._root,
             out=Path(out).absolute(),  # training may change its directory
         )
-        self._writer = Writer(of_run, state=state, batch=batch, limits=disk, recapture=recapture)
+        self._writer = Writer(
+            of_run, state=state, batch=batch, limits=disk, recapture=recapture, on_incident=on_incident
+        )
         self.incidents = self._writer.incidents
         self._ranks = Ranks(self._writer, self._history)
         self._signals = Signals(busy=self._writer.busy, finish=self._writer.finish)
@@ -349,11 +353,6 @@ class Watch:
     def losses(self, losses: Any) -> None:
         """The loss, or a mapping of loss terms with the key "loss"; tensors of one element, or numbers."""
         self._probe.look_at_losses(losses)
-
-    def gradients(self, *, judge: bool = True) -> None:
-        """Gradients are complete, and neither clipped nor scaled any more: look at them now. Without it they are looked
-        at in the hook before the optimizer's step. judge: non-finite ones are a failure, and not a scaler's to skip."""
-        self._probe.look_at_gradients(judge=judge)
 
 
 def _captured(told: Told) -> IncidentCaptured:

@@ -43,6 +43,7 @@ METRICS = 256  # steps of loss terms in an incident: enough to see a drift, smal
 
 StateMode = Literal["full", "checkpoint", "none"]
 BatchMode = Literal["full", "pointers"]
+OnIncident = Callable[[Incident], object]
 
 log = logging.getLogger("reprokit")
 
@@ -51,8 +52,8 @@ class Writer:
     """Writes a run's incidents. A context manager around training, which it listens to.
 
     state: "full"; "checkpoint", with pointers to what the last checkpoint holds already; or "none". batch: "full", or
-    "pointers", the names of its samples. recapture: write a failure each time that it comes. Raises BadInput for other
-    words.
+    "pointers", the names of its samples. recapture: write a failure each time that it comes. on_incident: told of each
+    that was written. Raises BadInput for other words.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Writer:
         batch: BatchMode = "full",
         limits: Disk | None = None,
         recapture: bool = False,
+        on_incident: OnIncident | None = None,
     ) -> None:
         for name, value, known in ("state", state, StateMode), ("batch", batch, BatchMode):
             if value not in get_args(known):
@@ -70,7 +72,7 @@ class Writer:
         self.incidents: list[Path] = []  # that were written
         self.metrics: deque[dict[str, Any]] = deque(maxlen=METRICS)
         self._run, self._state, self._batch, self._recapture = run, state, batch, recapture
-        self._limits = limits or Disk()
+        self._limits, self._on_incident = limits or Disk(), on_incident
         self._tee, self._telemetry = Tee(), Telemetry()
         self._counts = counts.Counts(run.out)
         self._checkpoint: tuple[Path, int] | None = None
@@ -214,7 +216,16 @@ class Writer:
         self.incidents.append(found.path)
         if signature is not None:
             self._counts.add(signature, found, step)
+        self._tell(found)
         return found.path
+
+    def _tell(self, found: Incident) -> None:
+        """A tracker that fails must not reach training."""
+        if self._on_incident is not None:
+            try:
+                self._on_incident(found)
+            except Exception as trouble:
+                log.error("on_incident was not told of %s: %s", found.path, one_line(trouble))
 
     def _write(self, start: Snapshot, shown: Shown, late: threading.Event) -> Incident:
         start, without = self._chosen(start)

@@ -10,6 +10,7 @@ wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from hashlib import sha256
 from math import isfinite, isinf
@@ -35,6 +36,7 @@ from reprokit.tree import digest
 _LONGEST = 2000  # characters of a message that are kept as evidence
 _EVIDENCE = 5  # names listed in a symptom: enough to see a pattern, short enough for one line
 
+_active: ContextVar[Probe | None] = ContextVar("active", default=None)  # around the step that runs
 
 AtDoor = Callable[[torch.optim.Optimizer], None]
 
@@ -81,6 +83,7 @@ class Probe:
         self._spectrum: Spectrum | None = None
 
     def __enter__(self) -> Probe:
+        self._open()
         if self._watching.wants_features:
             seen = look_at_features(self._harness, self._batch)
             self._spectrum = seen.spectrum() if seen else None
@@ -93,6 +96,7 @@ class Probe:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._hook.remove()
+        self._close()
         if self._activations:
             self._activations.__exit__(kind, error, None)
         if error is None:
@@ -100,6 +104,12 @@ class Probe:
                 self._judge(Kind.NONFINITE_PARAM, "optimizer", self._parameters)
             self._look_at_buffers()
             self._ask_detectors()
+
+    def _open(self) -> None:
+        self._token = _active.set(self)
+
+    def _close(self) -> None:
+        _active.reset(self._token)
 
     @property
     def ready(self) -> bool:
@@ -239,6 +249,13 @@ class Probe:
         first = dict(list(bad.items())[:_EVIDENCE])
         self._worst[kind] = tensors[next(iter(first))]
         self._symptoms.append(Symptom(kind=kind, where=where, evidence={"tensors": len(bad), "first": first}))
+
+
+def gradients_complete(*, judge: bool = True) -> None:
+    """For a step that optimizes by itself, before it clips: gradients are complete and carry no scale. Without it they
+    are looked at in the hook before the optimizer's step. judge: non-finite ones are a failure, and not a scaler's."""
+    if probe := _active.get():
+        probe.look_at_gradients(judge=judge)
 
 
 def phase_of(error: BaseException) -> str:

@@ -1,0 +1,131 @@
+"""Hydra's configs and dataclasses to plain data, and back.
+
+An incident holds plain data. A function that takes a `DictConfig` or a dataclass says so in its signature, and is given
+that again: `def build(config: DictConfig)`, `def build(config: Training)`. What a config only refers to (an
+interpolation) is resolved before it is stored, since a replay has neither the environment nor Hydra's own config.
+
+    @configured
+    def build(config: DictConfig) -> reprokit.Harness: ...
+
+    reprokit.Recorder(build(config), build=build, config=plain(config))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from enum import Enum
+from functools import wraps
+from pathlib import PurePath
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from reprokit.errors import BadInput
+
+T = TypeVar("T")
+
+
+def plain(config: Any) -> Any:
+    """Dicts, lists, numbers, strings, booleans and None. Raises BadInput for what is missing or refers to nothing."""
+    if _is_omegaconf(config):
+        return _resolved(config)
+    if is_dataclass(config) and not isinstance(config, type):
+        return _told(asdict(config))
+    return _told(config)
+
+
+def configured(build: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A build function that is given what its signature says, whether it is called with that or with plain data."""
+
+    @wraps(build)
+    def wrapped(config: Any) -> T:
+        return build(fitted(build, config))
+
+    return wrapped
+
+
+def fitted(function: Callable[..., Any], config: Any) -> Any:
+    """The config as the first parameter of this function is annotated; as it came where it is not."""
+    wanted = _annotated(function)
+    if wanted is None or _is_omegaconf(config) or (is_dataclass(config) and not isinstance(config, type)):
+        return config
+    if is_dataclass(wanted):
+        return _as_dataclass(wanted, config, wanted.__name__)
+    if wanted.__module__.partition(".")[0] == "omegaconf":
+        from omegaconf import OmegaConf
+
+        return OmegaConf.create(config)
+    return config
+
+
+def _annotated(function: Callable[..., Any]) -> type | None:
+    names = function.__code__.co_varnames if hasattr(function, "__code__") else ()
+    try:
+        wanted = get_type_hints(function).get(names[0]) if names else None
+    except NameError as error:
+        raise BadInput(f"{function.__name__}: the type of its config cannot be found ({error}); import it") from error
+    return wanted if isinstance(wanted, type) else None
+
+
+def _is_omegaconf(config: Any) -> bool:
+    omegaconf = sys.modules.get("omegaconf")
+    return omegaconf is not None and omegaconf.OmegaConf.is_config(config)
+
+
+def _resolved(config: Any) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            line = f"config: {', '.join(missing)} missing (???)"
+            raise BadInput(f"{line}; give a value on the command line or in the file")
+        return _told(OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+    except OmegaConfBaseException as error:
+        what, _, _ = str(error).partition("\n")
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise BadInput(f"config: {where}{what}; give what it refers to, or a value") from error
+
+
+def _told(value: Any) -> Any:
+    """In types that YAML has: an enumeration by its name, a path as text, a tuple as a list."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _told(item) for key, item in value.items()}
+    return [_told(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _as_dataclass(wanted: Any, data: Any, where: str) -> Any:
+    """Raises BadInput where they do not fit."""
+    if not isinstance(data, Mapping):
+        raise BadInput(f"{where}: expected a mapping of its fields, found a {type(data).__name__}")
+    hints, known = get_type_hints(wanted), {one.name: one for one in fields(wanted) if one.init}
+    if unknown := sorted(map(str, data.keys() - known.keys())):
+        raise BadInput(f"{where}: no field {', '.join(unknown)}; it has {', '.join(known)}")
+    needed = [n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
+    if lacking := [name for name in needed if name not in data]:
+        raise BadInput(f"{where}: {', '.join(lacking)} missing; give a value")
+    return wanted(**{name: _as_hinted(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _as_hinted(hint: Any, value: Any, where: str) -> Any:
+    """What a field of this type is given: a nested dataclass, an enumeration, a path or a tuple is made again."""
+    options = [hint, *(one for one in get_args(hint) if isinstance(one, type))]
+    for wanted in (one for one in options if isinstance(one, type)):
+        if is_dataclass(wanted) and isinstance(value, Mapping):
+            return _as_dataclass(wanted, value, where)
+        if issubclass(wanted, Enum) and isinstance(value, str):
+            if value not in wanted.__members__:
+                raise BadInput(f"{where}: {value!r} is none of {', '.join(wanted.__members__)}")
+            return wanted[value]
+        if issubclass(wanted, PurePath) and isinstance(value, str):
+            return wanted(value)
+    origin, inner = getattr(hint, "__origin__", hint), get_args(hint)
+    if origin in (list, tuple) and isinstance(value, list) and inner:
+        return origin(_as_hinted(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is tuple and isinstance(value, list):
+        return tuple(value)
+    return value

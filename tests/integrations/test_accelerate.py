@@ -1,0 +1,64 @@
+"""A plain loop with Accelerate, which counts batches by itself."""
+
+import pytest
+import torch
+
+from reprokit.capture.recorder import IncidentCaptured, Recorder
+from reprokit.errors import BadInput
+from reprokit.failure import Kind
+from reprokit.harness import take_state
+from reprokit.integrations.accelerate import harness
+from reprokit.replay.verdict import Verdict
+from reprokit.step.limits import Limits
+from reprokit.step.outcome import Status
+
+
+@pytest.fixture
+def loop(script):
+    return script("accelerate_train")
+
+
+def train(loop, config, out, bad=None, **options):
+    made = loop.build(config)
+    recorder = Recorder(made, build=loop.build, config=config, out=out, **{"rehearse": False, **options})
+    with recorder:
+        for batch in loop.loader(bad):
+            recorder.step(batch)
+    return made, recorder
+
+
+@pytest.mark.parametrize("config", [{"accumulate": 1}, {"accumulate": 3}, {"accumulate": 1, "precision": "bf16"}])
+def test_a_loop_trains_as_without_and_a_nan_in_its_last_batch_is_the_same_step_again(loop, tmp_path, again, config):
+    ours, recorder = train(loop, config, tmp_path / "out")
+    assert recorder.steps == 7
+    theirs = loop.build(config)
+    for batch in loop.loader():
+        theirs.step(batch)
+    one, other = (take_state(each)["parameters"] for each in (ours, theirs))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    with pytest.raises(IncidentCaptured) as captured:
+        train(loop, config, tmp_path / "out", bad=25)  # in the last batch of 7, which steps though it is alone
+    outcome, incident = again(captured.value.path)
+    assert incident.manifest.step == 7 and "parameters/model" in outcome.fingerprint
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+def test_gradients_are_looked_at_before_they_are_clipped(loop, tmp_path, again):
+    with pytest.raises(IncidentCaptured) as captured:
+        train(loop, {"accumulate": 2}, tmp_path / "out", limits=Limits(grad_norm_above=0.2))
+    outcome, incident = again(captured.value.path)
+    assert incident.manifest.signature.kind is Kind.GRAD_SPIKE and outcome.status is Status.FAIL
+
+
+@pytest.mark.slow
+def test_a_nan_replays_bit_for_bit_in_a_fresh_process(loop, tmp_path, replayed):
+    with pytest.raises(IncidentCaptured) as captured:
+        train(loop, {"accumulate": 2}, tmp_path / "out", bad=14)
+    result, incident = replayed(captured.value.path, n=2)
+    assert result.verdict is Verdict.REPRODUCIBLE
+    assert all(attempt.outcome.fingerprint == incident.manifest.fingerprint for attempt in result.attempts)
+
+
+def test_something_else_than_an_accelerator_is_refused():
+    with pytest.raises(BadInput, match="expected an Accelerator"):
+        harness("cpu", {}, None, lambda batch: None, layout="b d")

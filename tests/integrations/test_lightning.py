@@ -1,0 +1,171 @@
+"""Lightning's Trainer for real: what it trains is what it would without a recorder, and what fails replays."""
+
+import lightning.pytorch as L
+import pytest
+import torch
+
+from reprokit.capture.recorder import IncidentCaptured
+from reprokit.errors import BadInput
+from reprokit.failure import Kind
+from reprokit.integrations.lightning import Record
+from reprokit.replay.verdict import Verdict
+from reprokit.step.limits import Limits
+from reprokit.step.outcome import Status
+
+QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+WAYS = {  # config, trainer
+    "clipped": ({"way": "automatic"}, {"gradient_clip_val": 0.1}),
+    "clipped by value": ({"way": "automatic"}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "accumulated": ({"way": "automatic"}, {"accumulate_grad_batches": 3}),
+    "bf16": ({"way": "automatic"}, {"precision": "bf16-mixed"}),
+    "bf16 whole": ({"way": "hooked"}, {"precision": "bf16-mixed", "gradient_clip_val": 0.1}),
+    "hooked": ({"way": "hooked"}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}),
+    "manual": ({"way": "manual"}, {}),
+    "adversarial": ({"way": "adversarial"}, {}),
+    "an optimizer of one's own": ({"way": "own"}, {}),
+}
+PLAIN = {"clipped", "bf16"}
+
+
+def fit(lit, config, record=(), bad=None, epochs=2, **trainer):
+    module = lit.build(config)
+    quiet = dict.fromkeys(QUIET, False)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[*record], **quiet, **trainer)
+    trainer.fit(module, lit.loader(bad))
+    return module
+
+
+@pytest.fixture
+def lit(script):
+    return script("lit_train")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_what_it_would_be_without_a_recorder(lit, tmp_path, way):
+    config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    ours, theirs = (fit(lit, config, callbacks, **trainer).state_dict() for callbacks in ([record], []))
+    assert record.recorder.steps == 14 and not record.incidents
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_nan_is_captured_and_the_incident_is_the_same_step(lit, tmp_path, again, way):
+    config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], bad=5, **trainer)
+    outcome, incident = again(record.incidents[0])
+    manifest = incident.manifest
+    assert manifest.signature.kind is Kind.NONFINITE_LOSS and manifest.entrypoint == "lit_train:build.harness"
+    assert manifest.step == 6 and incident.config()["reprokit"]["lightning"]["plain"] == (way in PLAIN)
+    assert outcome.status is Status.FAIL and outcome.fingerprint == manifest.fingerprint
+
+
+def test_a_batch_that_ends_an_epoch_steps_though_fewer_are_accumulated(lit, tmp_path, again):
+    config = {"seed": 0, "way": "automatic"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], bad=6, accumulate_grad_batches=4)
+    outcome, incident = again(record.incidents[0])
+    assert incident.manifest.step == 7 and "parameters/net" in incident.manifest.fingerprint
+    assert outcome.fingerprint == incident.manifest.fingerprint
+
+
+@pytest.mark.parametrize("way", ["clipped", "accumulated", "manual", "adversarial"])
+def test_history_leads_to_the_same_step(lit, tmp_path, again, way):
+    config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], bad=5, **trainer)
+    outcome, incident = again(record.incidents[0], rewind=4)
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+def test_an_exception_of_training_step_is_captured_and_raised_as_itself(lit, tmp_path, again):
+    config = {"seed": 0, "way": "raises"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(ValueError, match="missing") as raised:
+        fit(lit, config, [record], bad=2)
+    outcome, incident = again(record.incidents[0])
+    assert "reprokit captured this step" in raised.value.__notes__[0]
+    assert incident.manifest.signature.where == "forward" and outcome.status is Status.FAIL
+
+
+@pytest.mark.parametrize("way", ["clipped", "hooked"])
+def test_a_spike_of_gradients_is_seen_before_they_are_clipped(lit, tmp_path, again, way):
+    config, trainer = {"seed": 0, "scale": 1e6, **WAYS[way][0]}, WAYS[way][1]
+    limits = Limits(grad_norm_above=10.0)
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False, limits=limits)
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], **trainer)
+    outcome, incident = again(record.incidents[0])
+    assert incident.manifest.signature.kind is Kind.GRAD_SPIKE and outcome.status is Status.FAIL
+
+
+def test_a_loader_may_be_trained_on_after_a_skipped_batch(lit, tmp_path):
+    config = {"seed": 0, "way": "automatic"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False, on_failure="skip")
+    module = fit(lit, config, [record], bad=5, gradient_clip_val=0.1)
+    assert record.recorder.skipped == [6, 13] and all(p.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["clipped", "manual"])
+def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(lit, tmp_path, replayed, way):
+    config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=way == "clipped")
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], bad=3, **trainer)
+    assert record.recorder.findings == []
+    result, incident = replayed(record.incidents[0])
+    assert result.verdict is Verdict.REPRODUCIBLE and result.n == 3
+    assert all(attempt.outcome.fingerprint == incident.manifest.fingerprint for attempt in result.attempts)
+
+
+REFUSED = {
+    "not decorated": (lambda lit, out: Record(lambda config: None, {}, out=out), "@replayable"),
+    "LBFGS": (lambda lit, out: _fit_way(lit, out, "lbfgs"), "LBFGS"),
+    "no optimizer": (lambda lit, out: _fit_way(lit, out, "nothing"), "configure_optimizers returned none"),
+    "a key of ours": (lambda lit, out: _fit_config(lit, out, {"way": "automatic", "seed": 0, "reprokit": 1}), "rename"),
+    "no such entry": (lambda lit, out: _fit_layout(lit, out, {"y": "b"}), "no entry 'y'"),
+}
+
+
+def _fit_config(lit, out, config):
+    fit(lit, config, [Record(lit.build, config, out=out, rehearse=False)])
+
+
+def _fit_way(lit, out, way):
+    _fit_config(lit, out, {"seed": 0, "way": way})
+
+
+def _fit_layout(lit, out, layout):
+    lit.build.given = type(lit.build.given)(layout=layout)
+    _fit_way(lit, out, "automatic")
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_followed_is_said_in_one_line(lit, tmp_path, what):
+    run, line = REFUSED[what]
+    with pytest.raises(BadInput) as refused:
+        run(lit, tmp_path / "out")
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_batch_of_a_type_that_cannot_be_stored_is_named_in_one_line(lit, tmp_path):
+    class Batch:
+        def __init__(self, x):
+            self.x = x
+
+    config = {"seed": 0, "way": "automatic"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    batches = torch.utils.data.DataLoader([Batch(torch.rand(6, 4))], batch_size=None)
+    quiet = dict.fromkeys(QUIET, False)
+    with pytest.raises(BadInput, match="it has only Batch"):
+        L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[record], **quiet).fit(lit.build(config), batches)
+
+
+def test_a_module_that_cannot_be_built_alone_is_refused(lit):
+    with pytest.raises(BadInput, match="configure_optimizers returned none"):
+        lit.build.harness({"seed": 0, "way": "nothing"})

@@ -1,0 +1,127 @@
+"""Hugging Face's Trainer for real: what it trains is what it would without a recorder, and what fails replays."""
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from reprokit.capture.recorder import IncidentCaptured
+from reprokit.errors import BadInput
+from reprokit.failure import Kind
+from reprokit.integrations.transformers import record
+from reprokit.replay.verdict import Verdict
+from reprokit.step.limits import Limits
+from reprokit.step.outcome import Status
+
+WAYS = {  # arguments of the Trainer, whether its step is the plain loop
+    "not clipped": ({"args": {"max_grad_norm": 0.0}}, True),
+    "clipped": ({"args": {"max_grad_norm": 0.1, "weight_decay": 0.1}}, False),
+    "accumulated": ({"args": {"gradient_accumulation_steps": 3}}, False),
+    "bf16": ({"args": {"bf16": True}}, False),
+    "a step of one's own": ({"own": True, "args": {"max_grad_norm": 0.0}}, False),
+    "SGD": ({"args": {"optim": "sgd", "max_grad_norm": 0.1}}, False),
+}
+
+
+@pytest.fixture
+def hf(script):
+    return script("hf_train")
+
+
+def run(hf, out, config, *, recorded=True, **options):
+    """Train; the trainer, and what recorded it."""
+    config = {"out": str(out / "trainer"), **config}
+    trainer = hf.build(config)
+    found = (
+        record(trainer, hf.build, config, out=out / "incidents", **{"rehearse": False, **options}) if recorded else None
+    )
+    try:
+        trainer.train()
+    except IncidentCaptured:
+        assert found and found.incidents
+    return trainer, found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_what_it_would_be_without_a_recorder(hf, tmp_path, way):
+    config = WAYS[way][0]
+    (ours, found), (theirs, _) = run(hf, tmp_path, config), run(hf, tmp_path, config, recorded=False)
+    batches = 9 * config["args"].get("gradient_accumulation_steps", 1)
+    assert found.recorder.steps in (batches, batches - 3) and not found.incidents  # the last of an epoch are fewer
+    assert all(torch.equal(value, theirs.model.state_dict()[name]) for name, value in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_nan_is_captured_and_the_incident_is_the_same_step(hf, tmp_path, again, way):
+    config, plain = WAYS[way]
+    _, found = run(hf, tmp_path, {**config, "bad": 17})
+    outcome, incident = again(found.incidents[0])
+    manifest = incident.manifest
+    assert manifest.signature.kind is Kind.NONFINITE_LOSS and manifest.entrypoint == "hf_train:build.harness"
+    assert manifest.step == 5 and hf.build.harness(incident.config()).automatic_optimization == plain
+    assert outcome.status is Status.FAIL and outcome.fingerprint == manifest.fingerprint
+
+
+@pytest.mark.parametrize("way", ["not clipped", "accumulated"])
+def test_history_leads_to_the_same_step(hf, tmp_path, again, way):
+    _, found = run(hf, tmp_path, {**WAYS[way][0], "bad": 17})
+    outcome, incident = again(found.incidents[0], rewind=3)
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+def test_the_last_batches_of_an_epoch_step_though_they_are_fewer(hf, tmp_path, again):
+    config = {"args": {"gradient_accumulation_steps": 3}, "bad": 29, "steps": 9}
+    _, found = run(hf, tmp_path, config)
+    outcome, incident = again(found.incidents[0])
+    assert incident.manifest.step == 8 and "parameters/body" in incident.manifest.fingerprint
+    assert outcome.fingerprint == incident.manifest.fingerprint
+
+
+def test_an_exception_is_captured_and_raised_as_itself(hf, tmp_path, again):
+    config = {"out": str(tmp_path / "trainer"), "negative": 9}
+    trainer = hf.build(config)
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    with pytest.raises(ValueError, match="below 0") as raised:
+        trainer.train()
+    outcome, incident = again(found.incidents[0])
+    assert "reprokit captured this step" in raised.value.__notes__[0] and incident.manifest.step == 3
+    assert incident.manifest.signature.where == "forward" and outcome.status is Status.FAIL
+
+
+def test_a_spike_of_gradients_is_seen_before_they_are_clipped(hf, tmp_path, again):
+    _, found = run(hf, tmp_path, {"scale": 1e5}, limits=Limits(grad_norm_above=10.0))
+    outcome, incident = again(found.incidents[0])
+    assert incident.manifest.signature.kind is Kind.GRAD_SPIKE and outcome.status is Status.FAIL
+
+
+def test_a_trainer_trains_twice(hf, tmp_path):
+    config = {"out": str(tmp_path / "trainer"), "steps": 2}
+    trainer = hf.build(config)
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    for _ in range(2):
+        trainer.train()
+        assert found.recorder.steps == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(hf, tmp_path, replayed):
+    _, found = run(hf, tmp_path, {"bad": 17}, rehearse=True)
+    assert found.recorder.findings == []
+    result, incident = replayed(found.incidents[0])
+    assert result.verdict is Verdict.REPRODUCIBLE and result.n == 3
+    assert all(attempt.outcome.fingerprint == incident.manifest.fingerprint for attempt in result.attempts)
+
+
+def test_what_cannot_be_followed_is_said_in_one_line(hf, tmp_path, monkeypatch):
+    config = {"out": str(tmp_path / "trainer")}
+    trainer = hf.build(config)
+    with pytest.raises(BadInput, match="@replayable"):
+        record(trainer, lambda config: trainer, config)
+    trainer.train_dataset = None
+    with pytest.raises(BadInput, match="no train_dataset"):
+        record(trainer, hf.build, config)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    with pytest.raises(BadInput, match="several devices"):
+        record(trainer, hf.build, config)
+    hf.build._make = lambda config: "a trainer"
+    with pytest.raises(BadInput, match=r"returned a str; expected a transformers\.Trainer"):
+        hf.build.harness({})
