@@ -11,13 +11,15 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reprokit import _files
 from reprokit.errors import BadInput
+
+T = TypeVar("T")
 
 
 def line(record: Mapping[str, Any]) -> bytes:
@@ -74,6 +76,29 @@ def read(handle: int) -> list[bytes] | None:
     with os.fdopen(os.dup(handle), "rb") as file:
         file.seek(0)
         return file.readlines()
+
+
+def records(
+    path: Path, handle: int, header: Mapping[str, Any], parse: Callable[[bytes], T | None], *, whose: str
+) -> list[T]:
+    """What `parse` makes of each line after the first, which must hold this header. Where it gives None at the end,
+    that was torn, and is cut off. Raises BadInput where the file is of another run, or damaged."""
+    lines = read(handle)
+    if not lines or not isinstance(found := parsed(lines[0]).get("header"), dict):
+        raise BadInput(f"{path}: not a journal of a {whose}; give another folder")
+    asked = parsed(line(header))  # as it looks in a file: no tuples
+    if names := sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key)):
+        other = ", ".join(map(_files.shown, names))
+        raise BadInput(
+            f"{path}: of another {whose}: not the same {other}; repeat it as it was, or start over with another --out"
+        )
+    seen = [parse(line) for line in lines[1:]]
+    sound = seen.index(None) if None in seen else len(seen)
+    if any(one is not None for one in seen[sound:]):
+        raise BadInput(f"{path}: line {sound + 2} is damaged; give another folder")
+    if sound < len(seen):
+        os.ftruncate(handle, sum(map(len, lines[: sound + 1])))
+    return [one for one in seen if one is not None]
 
 
 def _create(path: Path, first: bytes) -> None:

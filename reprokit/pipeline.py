@@ -31,6 +31,7 @@ from reprokit.report import standalone as scripts
 from reprokit.step import rewind
 from reprokit.step.case import Case
 from reprokit.step.worker import Worker
+from reprokit.triage.kept import opened as keeping
 from reprokit.triage.locate import Located
 from reprokit.triage.locate import locate as trace
 from reprokit.triage.triage import Part, Triage
@@ -91,6 +92,9 @@ class Options:
             matching(self.match)  # said now, and not by every evaluation
 
 
+_SAME = ("match", "timeout", "image", "base", "inner")  # options that make an attempt what it is
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """An incident, and whether it came from elsewhere."""
@@ -126,12 +130,17 @@ def replay(
     keep: also without `options.out` attempts are kept while it goes on, so that it can be resumed. Raises
     `attempts.Halted`, with what is known by then, where it is interrupted.
     """
-    case = case or Case(incident=subject.incident.path, rewind=options.rewind or rewind.needed(subject.incident))
+    case = case or case_of(subject, options)
     works.check(subject.incident, "replay")
     rewind.check(subject.incident, case.rewind)
     asking = _asking(subject, options, keep)
     with engine_of(subject, options, progress) as engine:
         return run_again(subject.incident, case, engine, asking, say=progress.say, show=progress.show)
+
+
+def case_of(subject: Subject, options: Options) -> Case:
+    """The incident as it was captured, or reduced."""
+    return Case(incident=subject.incident.path, rewind=options.rewind or rewind.needed(subject.incident))
 
 
 def _asking(subject: Subject, options: Options, keep: bool) -> Asking:
@@ -143,7 +152,7 @@ def _asking(subject: Subject, options: Options, keep: bool) -> Asking:
 
 def asking_of(options: Options, keep: bool, more: Mapping[str, Any] | None = None) -> Asking:
     """more: what else makes an attempt what it is."""
-    same = {name: getattr(options, name) for name in ("match", "timeout", "image", "base", "inner")}
+    same = {name: getattr(options, name) for name in _SAME}
     return Asking(
         n=options.n,
         min_rate=options.min_rate,
@@ -171,28 +180,45 @@ def locate(subject: Subject, options: Options) -> Located:
 
 
 def triage(
-    subject: Subject, options: Options, progress: Progress, *, part: Part | None = None, only: Collection[str] = ()
+    subject: Subject,
+    options: Options,
+    progress: Progress,
+    *,
+    part: Part | None = None,
+    only: Collection[str] = (),
+    keep: bool = False,
 ) -> Triage:
     """What decides whether it fails: factors where it comes and goes, changed experiments where it comes each time.
-    `options.n` attempts at each value that decides."""
+    `options.n` attempts at each value that decides. keep: as of `replay`."""
     works.check(subject.incident, "triage")
     check_triage(only, options.n)  # said now, and not after an image was built
-    base = Case(incident=subject.incident.path, rewind=options.rewind or rewind.needed(subject.incident))
+    base = case_of(subject, options)
     rewind.check(subject.incident, base.rewind)
     with ExitStack() as stack:
         engine = stack.enter_context(engine_of(subject, options, progress))
         forked, forks = _forked(subject, options, progress, engine, stack)
+        same = _same(subject, base, options)
+        kept = stack.enter_context(keeping(options.out, options.resume, same, keep=keep, say=progress.say))
         return find_what_decides(
             subject.incident,
             base,
-            engine,
+            kept.around(engine),
             n=options.n,
             part=part,
             only=only,
-            forked=forked,
+            forked=kept.around(forked) if forked else None,
             forks=forks,
             on_attempt=lambda count, what: progress.show(f"triage in {engine.name}", count, None, what),
         )
+
+
+def _same(subject: Subject, base: Case, options: Options) -> dict[str, Any]:
+    """What makes an attempt of a triage what it is."""
+    return {
+        "incident": subject.incident.manifest.id,
+        "rewind": base.rewind,
+        **{name: getattr(options, name) for name in _SAME},
+    }
 
 
 def _forked(

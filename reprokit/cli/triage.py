@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,12 @@ def triage(
     ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Factors or changes, with commas: rng,hashseed or precision.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to keep attempts in; by default while it goes on, in the cache.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with the attempts of one that was interrupted.")
     ] = None,
     engine: common.Engine = None,
     jobs: common.Jobs = None,
@@ -76,6 +83,8 @@ def triage(
         store=store,
         partition=partition,
         n=n,
+        out=out,
+        resume=resume,
         rewind=rewind or 0,
     )
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
@@ -83,7 +92,7 @@ def triage(
     common.headline(subject.incident, as_json)
     with common.progress() as bars:
         wanted = _PARTS.get(part or "")
-        found = pipeline.triage(subject, options, common.Reporter(bars), part=wanted, only=names)
+        found = pipeline.triage(subject, options, common.Reporter(bars), part=wanted, only=names, keep=True)
     if as_json:
         common.emit(found.to_json())
     else:

@@ -62,7 +62,7 @@ class Journal:
         except OSError as error:
             raise BadInput(f"{path}: attempts cannot be kept there: {error.strerror}; give another --out") from error
         try:
-            base, attempts = _read(path, handle, _lines.parsed(_lines.line(header)))
+            base, attempts = _read(path, handle, header)
         except BaseException:
             os.close(handle)
             raise
@@ -144,13 +144,13 @@ def opened(
         return Journal.open(out, asked)
     if keep:
         try:
-            return Journal.open(_place(runs, str(asked["incident"])), asked, passing=True)
+            return Journal.open(place(runs, str(asked["incident"])), asked, passing=True)
         except BadInput as error:
             say(f"{error}; without one, this cannot be resumed")
     return Journal.nowhere()
 
 
-def _place(runs: Path, incident: str) -> Path:
+def place(runs: Path, incident: str) -> Path:
     """A folder for a run that was given none; those that nobody came back to go."""
     with suppress(OSError):
         for old in runs.iterdir():
@@ -166,24 +166,18 @@ def _refusal(folder: Path, resume: bool) -> str:
 
 
 def _read(path: Path, handle: int, header: Mapping[str, Any]) -> tuple[int, list[Attempt]]:
-    """Base and attempts. Cuts off what is torn at the end."""
-    lines = _lines.read(handle)
-    if lines is None or len(lines) < 2 or not isinstance(found := _lines.parsed(lines[0]).get("header"), dict):
-        raise BadInput(f"{path}: not a journal of attempts; give another folder")
-    if found != header:
-        names = sorted(key for key in found.keys() | header.keys() if found.get(key) != header.get(key))
-        raise BadInput(
-            f"{path}: of another replay: not the same {', '.join(map(_files.shown, names))}; repeat it as it was, or "
-            "start over with another --out"
-        )
-    base = _lines.parsed(lines[1]).get("base")
-    attempts = [_attempt(_lines.parsed(line)) for line in lines[2:]]
-    sound = attempts.index(None) if None in attempts else len(attempts)
-    if type(base) is not int or any(attempts[sound:]):
-        raise BadInput(f"{path}: line {2 if type(base) is not int else sound + 3} is damaged; give another folder")
-    if sound < len(attempts):
-        os.ftruncate(handle, sum(map(len, lines[: sound + 2])))
-    return base, [attempt for attempt in attempts[:sound] if attempt]
+    """Base and attempts."""
+    base, *attempts = _lines.records(path, handle, header, _record, whose="replay") or [None]
+    if not isinstance(base, int) or not all(isinstance(one, Attempt) for one in attempts):
+        raise BadInput(f"{path}: line 2 is damaged; give another folder")
+    return base, [one for one in attempts if isinstance(one, Attempt)]
+
+
+def _record(line: bytes) -> int | Attempt | None:
+    """None where it is neither."""
+    data = _lines.parsed(line)
+    base = data.get("base")
+    return base if type(base) is int else _attempt(data)
 
 
 def _plain(attempt: Attempt) -> dict[str, Any]:
