@@ -62,6 +62,7 @@ def smoke(
         common.emit(report.to_json() | {"plots": list(map(str, pictures))})
     else:
         _print(report, pictures)
+        _next(report, [entrypoint, *(["--config", config] if config else [])], asked=overfit is not None or bool(names))
     return 0 if report.passed else 1
 
 
@@ -88,10 +89,16 @@ def _print(report: gates.Report, pictures: list[Path]) -> None:
     for path in pictures:
         console.print(f"picture  {path}", markup=False)
     console.print(gates.PROVES, style="dim")
+
+
+def _next(report: gates.Report, words: list[object], *, asked: bool) -> None:
+    """asked: for other gates than the default ones."""
     if report.incidents:
         common.next_step("reprokit", "show", report.incidents[0][1])
-    elif report.passed:
-        common.next_line("train under a Recorder (docs/recorder.md)")
+    elif report.passed and not asked:
+        common.next_step("reprokit", "smoke", *words, "--overfit", 50)
+    elif not report.passed:
+        common.next_step("reprokit", "smoke", *words)
 
 
 def _answer(report: gates.Report) -> Text:

@@ -46,7 +46,7 @@ class Times:
             yield self._compared(told)
 
     def _compared(self, told: list[Indices]) -> Finding:
-        expected, compared = "equal indices of frames in each view of a sample", 0
+        expected, compared = "equal indices in each view of a sample", 0
         for lap, indices in enumerate(told, start=1):
             views = list(_each(indices))
             (first, reference), *others = views
@@ -62,7 +62,7 @@ class Times:
                     return self._gate.failed(self._check, expected, observed, _ADVICE).on(lap)
         if not compared:
             return self._gate.not_applicable(self._check, "no two views were told of")
-        observed = f"equal in {compared} comparisons of views with the first"
+        observed = f"equal in all {compared} compared"
         return self._gate.passed(self._check, expected, observed, compared=compared)
 
 

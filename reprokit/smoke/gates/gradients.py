@@ -12,7 +12,7 @@ from reprokit.harness import Harness, parameters
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
 
-GRAPH, FROZEN, OWNED = "the loss has a graph", "the optimizer's parameters are trained", "trained parameters have one"
+GRAPH, FROZEN, OWNED = "the loss has a graph", "what an optimizer holds is trained", "what is trained is held"
 DEPTH = 3  # names as long as "encoder.blocks.0": what is below may rest, as experts do, or begin at zero
 
 
@@ -54,7 +54,7 @@ class Gradients(Gate):
         names = {id(p): name for name, p in parameters(harness).items()}
         held = [p for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]]
         frozen = [names.get(id(p), "a parameter of no module") for p in held if not p.requires_grad]
-        expected = "requires_grad of all that it holds"
+        expected = "requires_grad of each"
         if not held:
             return self.failed(FROZEN, expected, "it holds nothing", "hand the modules' parameters to the optimizer")
         if frozen:
@@ -66,7 +66,7 @@ class Gradients(Gate):
         held = {id(p) for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]}
         trained = {name: p for name, p in parameters(harness).items() if p.requires_grad}
         lost = [name for name, p in trained.items() if id(p) not in held]
-        expected = "each is held by an optimizer"
+        expected = "by an optimizer, each"
         if not trained:
             return self.failed(OWNED, expected, "no parameter has requires_grad", "unfreeze what is to be trained")
         if lost:

@@ -81,8 +81,8 @@ class Leakage(Gate):
 
 
 _EXPECTED = {
-    PAST: f"tokens of earlier frames move by less than {TOLERANCE:g}",
-    CHANGED: f"each of their tokens' frames moves by more than {TOLERANCE:g}",
+    PAST: f"earlier tokens move by less than {TOLERANCE:g}",
+    CHANGED: f"each frame moves by more than {TOLERANCE:g}",
     FORWARD: f"later tokens move by more than {TOLERANCE:g}",
     WITHIN: f"another patch of it moves by more than {TOLERANCE:g}",
 }
@@ -138,7 +138,7 @@ class _Clips:
         """Of the frames after the first, when that one changes."""
         clip = self._clip.clone()
         clip[:, :, : self._tubelet] = self._other[:, :, : self._tubelet]
-        return _at_least(self._moved(clip)[1:].amax(1), "at least, when the first tubelet changes")
+        return _at_least(self._moved(clip)[1:].amax(1), "at least")
 
     def within(self) -> _Answer:
         """Of the first frame's other patches, when its first one changes."""
@@ -146,7 +146,7 @@ class _Clips:
             return _Answer(cannot="a frame is one patch")
         clip, last = self._clip.clone(), self._tubelet
         clip[:, :, :last, : self._patch, : self._patch] = self._other[:, :, :last, : self._patch, : self._patch]
-        return _at_least(self._moved(clip)[0, 1:].amax()[None], "when its first one changes")
+        return _at_least(self._moved(clip)[0, 1:].amax()[None], "at most")
 
     def _from(self, cut: int) -> Tensor:
         clip, start = self._clip.clone(), cut * self._tubelet

@@ -76,7 +76,7 @@ class Numbers(Gate):
 
     def _once(self, real: Seen, on_noise: Seen) -> Finding:
         low, high = SPAN
-        expected = f"finite floats; black to white spans {low:g} to {high:g}"
+        expected = f"finite; black to white spans {low:g} to {high:g}"
         advice = "normalise in one place, once: in the loader, or in the step (bytes by 255, then mean and deviation)"
         if not on_noise.received or not real.received:
             why = on_noise.error or real.error
@@ -102,7 +102,7 @@ class Numbers(Gate):
             return self.not_applicable(MOVES, f"the step raises {type(error).__name__}")
         if base.losses != again.losses and all(map(isfinite, (*base.losses.values(), *again.losses.values()))):
             return self.not_applicable(MOVES, "the loss differs from run to run under the same seed")
-        expected, views = "another loss when a view is replaced by noise", list(_views(batch, layout))
+        expected, views = "another loss with noise in its place", list(_views(batch, layout))
         for title, cell in views:
             after = bench.forward(layout.heal(batch, noisy, [cell]))
             if after.error:

@@ -21,8 +21,8 @@ from reprokit.smoke.encoders import encoders
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.times import Times
 
-AXES, ALIKE, TIME = "entries have the axes of the layout", "laps have equal shapes", "views show the same frames"
-WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "number of tokens", "the largest clip fills the encoder"
+AXES, ALIKE, TIME = "entries fit the layout", "shapes are equal in each lap", "views show the same frames"
+WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "tokens", "the largest clip fills the encoder"
 ALONE = 0.9  # of what changes in a clip lies in the one frame: the rest is a clip-wide normalisation
 NO_ENCODER = "no module has patch_size, tubelet_size and num_patches (docs/smoke.md)"
 
@@ -70,7 +70,7 @@ class Shapes(Gate):
             advice = "crop and pad to one size, and drop the loader's last, smaller batch (drop_last)"
             yield self.failed(ALIKE, first, others[lap - 2], advice).on(lap)
         else:
-            yield self.passed(ALIKE, first, f"the same in {len(subject.batches)} laps")
+            yield self.passed(ALIKE, "as in lap 1", f"equal in {len(subject.batches)} laps")
 
     def _encoders(self, subject: Subject, harness: Harness, layout: Layout) -> Iterator[Finding]:
         bench, batch = Trials(harness, subject.seed), subject.batches[0]
@@ -102,10 +102,10 @@ class Shapes(Gate):
         for frame in range(max(frames)):
             after = bench.forward(other_frame(before, donor, layout, frame))
             if problem := _astray(base, after, frame, frames):
-                return self.failed(WAY, f"frame {frame} is index {frame} of axis 2, whole", problem, advice)
+                return self.failed(WAY, f"changed frame {frame} is index {frame} of axis 2", problem, advice)
             if _moved(base, after):
                 shapes = ", ".join(dict.fromkeys(f"{list(one.shape)}" for one in base.received))
-                return self.passed(WAY, "one changed frame is one index of axis 2, whole", f"so it is in {shapes}")
+                return self.passed(WAY, "a changed frame is one index of axis 2", f"it is, in {shapes}")
         return self.failed(WAY, "a changed frame changes a clip", "no clip depends on any frame", advice)
 
     def _tokens(self, harness: Harness, seen: Seen) -> Iterator[Finding]:
@@ -118,7 +118,8 @@ class Shapes(Gate):
 
     def _tokens_of(self, harness: Harness, call: Received, *, raised: bool) -> Iterator[Finding]:
         encoder = encoders(harness)[call.module]
-        check = f"{TOKENS} of a {_clip(call.shape)} clip in {{}} ({call.module})"
+        check = f"{TOKENS} of {_clip(call.shape)} in {{}}"
+        check += f" ({call.module})" if len(encoders(harness)) > 1 else ""
         patches = patches_of(encoder, call.shape)
         if patches is None:
             size = f"patches of {encoder.tubelet_size}x{encoder.patch_size}x{encoder.patch_size}"
@@ -128,8 +129,8 @@ class Shapes(Gate):
         kept, rate = patches, float(getattr(encoder, "token_drop_rate", 0.0) or 0.0)
         if call.training and rate:
             kept = max(1, round(patches * (1 - rate)))
-        how = f" (keeps {1 - rate:.3g} of {patches}, and [CLS])" if kept != patches else " (all, and [CLS])"
-        mode = "training" if call.training else "the step, in eval mode"
+        how = f": {1 - rate:.3g} of {patches}, and [CLS]" if kept != patches else f": {patches} and [CLS]"
+        mode = "training" if call.training else "the step (eval mode)"
         advice = "the encoder's token_drop_rate, or what it does with it, is not what training runs"
         if call.tokens is None:
             why = "the step raises in it" if raised else f"the encoder gives a {call.gave} without tokens [B, 1 + N, D]"
@@ -142,7 +143,7 @@ class Shapes(Gate):
             yield self.not_applicable(check.format("eval mode"), f"the encoder gives a {call.gave} without tokens")
         else:
             advice = "nothing may be dropped in eval mode"
-            yield self._counted(check.format("eval mode"), 1 + patches, " (all, and [CLS])", whole, advice)
+            yield self._counted(check.format("eval mode"), 1 + patches, f": {patches} and [CLS]", whole, advice)
 
     def _counted(self, check: str, expected: int, how: str, observed: int, advice: str) -> Finding:
         if observed != expected:
