@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from reprokit import pipeline, scripting
+from reprokit import escalating, pipeline, scripting
 from reprokit.cli import common
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, ReprokitError
 from reprokit.replay.attempts import Halted
 from reprokit.replay.command import PLACES
 from reprokit.replay.draws import NAMES
+from reprokit.replay.escalated import FOLDER
 from reprokit.replay.result import Replay
 from reprokit.replay.sentence import sentence
 from reprokit.replay.verdict import Verdict
@@ -73,6 +74,12 @@ def replay(
     batch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For {batch}, instead of the captured one.")
     ] = None,
+    escalate: Annotated[
+        bool,
+        typer.Option(
+            "--escalate", help="Flaky or not reproduced: a further round that tells what failing attempts do otherwise."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for all attempts and their logs.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with attempts that are kept.")] = None,
     image: common.Image = None,
@@ -125,12 +132,15 @@ def replay(
     asked = _asked(script, fails_on, config, batch)
     subject = _subject(incident, store, asked)
     _headline(subject, asked, as_json)
+    if escalate:
+        _check_escalation(asked, options)
     with common.progress() as bars:
         found = _found(subject, asked, options, common.Reporter(bars))
-    if as_json:
-        common.emit(found.to_json())
-    else:
+    if not as_json:
         common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(sentence(found))}")
+    more = _escalated(found, subject, options, as_json) if escalate and subject else {}
+    if as_json:
+        common.emit({**found.to_json(), **more})
     if found.folder and found.stopped in ("interrupted", "infrastructure"):
         _go_on(context, found.folder, as_json)
     elif incident and not asked and not as_json and _is_worth_reducing(found, subject):
@@ -138,8 +148,36 @@ def replay(
     return EXIT[found.verdict]
 
 
+def _check_escalation(asked: scripting.Asked | None, options: pipeline.Options) -> None:
+    if asked:
+        raise BadInput("--escalate: looks into the modules of a harness, which --script has not; leave one of them out")
+    escalating.check(options)
+
+
+def _escalated(
+    found: Replay, subject: pipeline.Subject, options: pipeline.Options, as_json: bool
+) -> dict[str, dict[str, object] | None]:
+    """What JSON gets of the further round; the verdict is known by then, and stays what it is, whatever happens."""
+    if found.verdict not in escalating.WORTH or found.stopped in ("interrupted", "infrastructure"):
+        return {"escalation": None}
+    try:
+        with common.progress() as bars:
+            told = escalating.escalate(subject, options, common.Reporter(bars))
+    except (ReprokitError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        common.say(f"not escalated: {why}")
+        return {"escalation": {"error": why}}
+    if not as_json:
+        console = common.out()
+        console.print(f"[bold]ESCALATED[/bold]  {told.replay.fail}/{told.replay.n} failed as captured")
+        for line in [*told.sentences(), f"evidence in {told.incident.path}/{FOLDER}"]:
+            console.print(f"  {escape.line(line)}", markup=False)
+        common.next_step("reprokit", "triage", told.incident.path)
+    return {"escalation": told.to_json()}
+
+
 def _is_worth_reducing(found: Replay, subject: pipeline.Subject | None) -> bool:
-    return found.verdict is Verdict.REPRODUCIBLE and subject is not None and not subject.incident.manifest.parent
+    return found.verdict is Verdict.REPRODUCIBLE and subject is not None and not subject.incident.manifest.certificate
 
 
 def _asked(

@@ -43,7 +43,7 @@ def next_step(incident: Incident, path: Path | str) -> tuple[str, ...]:
     """The words of the command that comes after looking at it. path: what the user called it."""
     if works(incident)["replay"]:
         return ("reprokit", "bundle", str(path))
-    return ("reprokit", "replay", str(path)) if incident.manifest.parent else reduce_it(path)
+    return ("reprokit", "replay", str(path)) if incident.manifest.certificate else reduce_it(path)
 
 
 def reduce_it(path: Path | str) -> tuple[str, ...]:
@@ -77,7 +77,9 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
         yield "in training", _fallback(told)
     yield "size", f"{texts.size(incident.size)} in {len(manifest.files)} files"
     if manifest.parent:
-        yield "reduced from", manifest.parent[:12]
+        yield ("reduced from" if manifest.certificate else "same as"), manifest.parent[:12]
+    if differences := texts.escalation(incident):
+        yield "escalated", "\n".join(differences)
     if manifest.certificate:
         yield "reduced to", "\n".join(reductions.certificate(manifest))
     if not_working := [f"{verb}: {reason}" for verb, reason in works(incident).items() if reason]:

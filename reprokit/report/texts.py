@@ -15,6 +15,7 @@ from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident, Manifest
 from reprokit.layout import Layout
+from reprokit.replay.escalated import SUMMARY as ESCALATION
 from reprokit.replay.sentence import named
 
 EXPECTED = {
@@ -142,6 +143,17 @@ def log(incident: Incident, name: str) -> str:
     """A text of `logs/`, empty where there is none."""
     file = incident.path / "logs" / name
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def escalation(incident: Incident) -> list[str]:
+    """What a further round of attempts told, where there was one. Anybody may have written it."""
+    if ESCALATION not in incident.manifest.files:
+        return []
+    try:
+        told = json.loads((incident.path / ESCALATION).read_text("utf-8"))["sentences"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [one for one in told if isinstance(one, str)][:TAIL] if isinstance(told, list) else []
 
 
 def traceback(incident: Incident) -> str:

@@ -68,6 +68,7 @@ class Case:
     trace: bool = False  # look at every operation, to name the one that made the first bad value
     watch: bool = False  # look at modules' outputs, to name the samples whose values go bad
     operations: bool = False  # a hash of what each operation made, to name the first that differs between attempts
+    evidence: bool = False  # statistics of modules, counters and a trace of the failing step
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,6 +87,7 @@ class Case:
             "trace": self.trace,
             "watch": self.watch,
             "operations": self.operations,
+            "evidence": self.evidence,
         }
 
     @classmethod
@@ -106,6 +108,7 @@ class Case:
             trace=data["trace"],
             watch=data["watch"],
             operations=data["operations"],
+            evidence=data["evidence"],
         )
 
 

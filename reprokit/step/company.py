@@ -91,4 +91,4 @@ def share(case: Case, incident: Incident) -> Case:
     steps = rewind.axis(Layout.parse(incident.manifest.layout))
     keep = {axis: indices for axis, indices in case.keep.items() if axis == steps}
     own = replace(case, content="batch", keep=keep, heal=(), values={}, dtypes={}, stack=())
-    return replace(own, trace=False, watch=False, operations=False)
+    return replace(own, trace=False, watch=False, operations=False, evidence=False)

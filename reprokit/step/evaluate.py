@@ -35,6 +35,7 @@ from reprokit.incident import Incident
 from reprokit.layout import Layout
 from reprokit.step import between, detectors, flags, group, precision, rewind, rng, rows, smooth, values, variants
 from reprokit.step.case import Case, Variant
+from reprokit.step.evidence import Evidence
 from reprokit.step.follow import Follower
 from reprokit.step.load import build_harness, load_entrypoint
 from reprokit.step.operations import Operations
@@ -46,6 +47,7 @@ from reprokit.step.trace import Trace
 from reprokit.step.unused import unused
 
 Isolation = Literal["restore", "rebuild", "process"]
+Look = Trace | rows.Watch | Operations | Evidence
 
 _SEEN_AT = {  # by kind, the look that shows it
     Kind.NONFINITE_LOSS: Kind.NONFINITE_LOSS,
@@ -131,12 +133,14 @@ class Session:
             idle = stack.enter_context(unused(harness, case.variant.modules))
             follower = Follower(harness, self.layout) if case.trace else None
             operations = Operations(harness, self._root) if case.operations else None
+            evidence = Evidence(harness) if case.evidence else None
             watching = detectors.of_replay(self.incident.manifest.symptoms, steps[0].moment.skips)
             for step in steps:
                 failing = step is steps[-1]
                 if not step.dropped:
                     until = self._until() if failing and not case.thorough else None
-                    looks = [follower.begin(step) if follower else None, watch if failing else None, operations]
+                    looks: list[Look | None] = [follower.begin(step) if follower else None]
+                    looks += [watch, operations, evidence] if failing else [operations]
                     seen = watching if failing else watching.before()
                     probe, detail, drew = self._run(harness, step, case.rng, looks, until, seen)
                     random |= drew
@@ -166,6 +170,7 @@ class Session:
             located=located,
             unused=tuple(sorted(idle)),
             operations=tuple(operations.seen) if operations else (),
+            evidence=evidence.collected() if evidence else None,
             compiled=_compiled(),
         )
 
@@ -174,7 +179,7 @@ class Session:
         harness: Harness,
         step: rewind.Step,
         seed: Literal["captured"] | int,
-        looks: list[Trace | rows.Watch | Operations | None],
+        looks: list[Look | None],
         until: Kind | None,
         watching: detectors.Watching,
     ) -> tuple[Probe, str, bool]:

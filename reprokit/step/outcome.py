@@ -45,10 +45,13 @@ class Outcome:
     exit_code: int | None = None  # of a process that ended by itself; 128 + n of one that died of signal n
     log: str = ""  # the last that it printed
     versions: Mapping[str, str] = field(default_factory=dict)  # of where it ran: "torch", "python", "driver"; "cpu"
+    evidence: Mapping[str, Any] | None = None  # of a case that asks: see `evidence`; not in the JSON of others
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON: losses that are no numbers become the strings "nan", "inf" and "-inf"."""
         plain = {name: getattr(self, name) for name in self.__slots__}
+        if self.evidence is None:
+            del plain["evidence"]
         return plain | {
             "status": str(self.status),
             "signature": self.signature.to_json() if self.signature else None,
@@ -65,6 +68,7 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Raises ValueError or its like for what no evaluation writes: the process may have run anybody's code."""
+        data = {"evidence": None, **data}
         _check(data)
         return cls(
             **{name: data[name] for name in cls.__slots__}
@@ -94,5 +98,5 @@ def _check(data: Mapping[str, Any]) -> None:
     sound = sound and type(data["concurrency"]) is int and type(data["compiled"]) is bool
     sound = sound and type(data["exit_code"]) in (int, type(None))
     sound = sound and type(data["random"]) is bool and type(rows) is list and all(type(row) is int for row in rows)
-    if not sound or not isinstance(data["located"], dict | None):
+    if not sound or not all(isinstance(data[name], dict | None) for name in ("located", "evidence")):
         raise ValueError("not an outcome's values")

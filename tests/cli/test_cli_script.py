@@ -65,7 +65,7 @@ def test_json_is_that_of_any_replay(here, cli, made):
         (("--script", "python -V", "--config", "none"), "the command has no {config}"),
         (("--script", "python {config}", "--config", "none"), "none: cannot be read"),
         (("--script", "python -V", "--engine", "ray"), "--engine ray: runs steps"),
-        (("--script", "python -V", "--escalate"), "--escalate"),
+        (("--script", "python -V", "--escalate"), "--escalate: looks into the modules"),
         (("--fails-on", "hang", "some"), "--fails-on: goes with --script"),
     ],
 )
