@@ -9,8 +9,9 @@ imported where they are used.
 """
 
 from reprokit.checks.calibration import calibration
+from reprokit.checks.categorical import chi_square, kl_divergence
 from reprokit.checks.combined import all_of, any_of, not_
-from reprokit.checks.distributional import chi_square, kl_divergence, kolmogorov_smirnov
+from reprokit.checks.distributional import kolmogorov_smirnov
 from reprokit.checks.equal import close, exact
 from reprokit.checks.result import About, Answer, CheckFailed, Result, check
 from reprokit.checks.threshold import Bootstrap, History, at_least, at_most

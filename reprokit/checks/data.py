@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from reprokit.errors import BadInput
 
@@ -69,10 +69,12 @@ def sample(name: str, values: object) -> Numbers:
     """One number a sample, as float64. Raises BadInput for what is none."""
     import numpy as np
 
-    if not is_array(values) and not (isinstance(values, Sequence) and not isinstance(values, str | bytes)):
+    listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not (listed or is_array(values)):
         raise BadInput(f"{name}: a {type(values).__name__}, not one number a sample; give a list, an array or a tensor")
     try:
-        numbers = np.asarray(array(name, values), dtype=np.float64)
+        plain = [array(name, one) for one in cast(Sequence[Any], values)] if listed else array(name, values)
+        numbers = np.asarray(plain, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name}: not one number a sample ({error}); give a flat list, array or tensor") from None
     if numbers.ndim != 1:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from numbers import Real
 from statistics import NormalDist, stdev
 from typing import TYPE_CHECKING, Any
 
-from reprokit.checks.bootstrap import LEAST, Statistic, spread
-from reprokit.checks.data import checked_alpha, is_array, sample, shown, unsound
+from reprokit.checks.bootstrap import LEAST, Spread, Statistic, spread
+from reprokit.checks.data import array, checked_alpha, is_array, sample, shown, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
 from reprokit.errors import BadInput
@@ -95,7 +95,7 @@ class _Asked:
                 )
             if not isinstance(n, int) or isinstance(n, bool) or n < 0:
                 raise BadInput(f"{self.name}: n is {n!r}; say of how many samples the value is, or give one of each")
-            number, problem = float(value), "" if n else "it is of no samples"
+            number, problem = float(array(self.name, value)), "" if n else "it is of no samples"
             if not isfinite(number):
                 problem = f"{number} is not finite"
         else:
@@ -112,83 +112,80 @@ class _Asked:
         assert self.bound is not None
         passed = not problem and self.sign * (value - self.bound) >= -margin
         limits = "" if margin else "no margin: a model that is exactly as good as the bound fails every other time"
-        return self._result(self.bound, margin, "given", value, n, problem, passed=passed, limits=limits)
+        return self._result(self.bound, margin, value, n, problem, source="given", passed=passed, limits=limits)
 
     def _beside(self, history: History, value: float, n: int, problem: str) -> Result:
         past = sample(f"{self.name}: history", history.values)
         m = len(past)
+        center = self.bound if self.bound is not None else _mean(past)
+        known: dict[str, Any] = {"source": f"of {m} earlier values, alpha {history.alpha:g}", "alpha": history.alpha}
         if m < 2 and not problem:
             problem = f"{m} earlier values say nothing about how the metric varies"
         problem = problem or unsound(past, "history")
-        source = f"of {m} earlier values, alpha {history.alpha:g}"
-        center = self.bound if self.bound is not None else _mean(past)
+        scale = float("nan") if problem else stdev(past.tolist()) * (sqrt(1 + 1 / m) if self.bound is None else 1.0)
+        if scale == 0:
+            problem = "the history is constant but for rounding"
         if problem:
-            return self._result(center, float("nan"), source, value, n, problem, passed=False, alpha=history.alpha)
+            return self._result(center, float("nan"), value, n, problem, passed=False, **known)
         student = scipy_stats(self.name).t(m - 1)
-        scale = stdev(past.tolist()) * (sqrt(1 + 1 / m) if self.bound is None else 1.0)
         p_value = float(student.cdf(self.sign * (value - center) / scale))
-        return self._result(
-            center,
-            scale * float(student.ppf(1 - history.alpha)),
-            source,
-            value,
-            n,
-            "",
-            passed=p_value >= history.alpha,
-            p_value=p_value,
-            alpha=history.alpha,
-            limits="a loss of less than the margin is not seen; earlier values are taken as independent and normal",
-        )
+        margin = scale * float(student.ppf(1 - history.alpha))
+        limits = "a loss of less than the margin is not seen; earlier values are taken as independent and normal"
+        passed = p_value >= history.alpha
+        return self._result(center, margin, value, n, "", passed=passed, p_value=p_value, limits=limits, **known)
 
     def _bootstrapped(self, values: Numbers, by: Bootstrap, problem: str) -> Result:
         assert self.bound is not None
-        n = len(values)
-        if not problem and n < LEAST:
-            problem = f"a bootstrap of {n} samples is not to be trusted; it takes {LEAST}"
-        source = f"by {by.resamples} resamples, alpha {by.alpha:g}{', strict' if by.strict else ''}"
         if by.resamples < 1 / by.alpha:
             raise BadInput(f"{self.name}: {by.resamples} resamples cannot show anything at alpha {by.alpha:g}")
+        n, strict = len(values), ", strict" if by.strict else ""
+        known: dict[str, Any] = {
+            "source": f"by {by.resamples} resamples, alpha {by.alpha:g}{strict}",
+            "alpha": by.alpha,
+        }
+        if not problem and n < LEAST:
+            problem = f"a bootstrap of {n} samples is not to be trusted; it takes {LEAST}"
         if problem:
-            mean = float("nan")
-            return self._result(self.bound, mean, source, mean, n, problem, passed=False, alpha=by.alpha)
+            return self._result(self.bound, float("nan"), float("nan"), n, problem, passed=False, **known)
         found = spread(values, by.statistic or _mean, resamples=by.resamples, seed=by.seed)
-        if not isfinite(found.value):
-            problem = f"its statistic is {found.value}"
-        elif not found.error > 0:
-            problem = "its statistic never varies, which leaves no margin; give one"
-        below = found.below(self.bound)
-        missed = below if self.sign > 0 else 1 - below  # confidence that the bound is missed
-        kept = not missed > 1 - by.alpha
+        missed, least_p = self._missed(found, self.bound), 1 - self._missed(found, self.sign * inf)
+        problem = _why_not(found, least_p, by.alpha)
         edge = found.quantile(1 - by.alpha if (self.sign > 0) is not by.strict else by.alpha)
-        seen = (NormalDist().inv_cdf(1 - by.alpha) + NormalDist().inv_cdf(POWER)) * found.error
-        worse = "below" if self.sign > 0 else "above"
-        limits = f"a true value {seen:.3g} {worse} the bound would fail with {POWER:.0%} power"
-        if by.strict:
-            kept = missed < by.alpha
-            limits = f"passes with {POWER:.0%} power only where the true value is better than the bound by {seen:.3g}"
+        shown_missed = 1 - missed < by.alpha
+        tested = not by.strict and not problem
         return self._result(
             self.bound,
             self.sign * (edge - found.value),
-            source,
             found.value,
             n,
             problem,
-            passed=kept and not problem,
-            p_value=None if by.strict or problem else 1 - missed,
-            least_p=1 / (by.resamples + 1),
-            alpha=by.alpha,
-            limits=f"{limits}; samples are taken as independent",
+            passed=missed < by.alpha if by.strict else not shown_missed,
+            p_value=1 - missed if tested else None,
+            least_p=least_p if tested else 0.0,
+            limits=self._limits(found, by),
+            **known,
         )
+
+    def _missed(self, found: Spread, bound: float) -> float:
+        """The confidence that the truth is on the wrong side of a bound."""
+        below = found.below(bound)
+        return below if self.sign > 0 else 1 - below
+
+    def _limits(self, found: Spread, by: Bootstrap) -> str:
+        seen = (NormalDist().inv_cdf(1 - by.alpha) + NormalDist().inv_cdf(POWER)) * found.error
+        worse, better = ("below", "above") if self.sign > 0 else ("above", "below")
+        what = f"a true value {seen:.3g} {better if by.strict else worse} the bound"
+        return f"{what} {'passes' if by.strict else 'fails'} with {POWER:.0%} power; samples are taken as independent"
 
     def _result(
         self,
         bound: float,
         margin: float,
-        source: str,
         value: float,
         n: int,
         problem: str,
         *,
+        source: str,
         passed: bool,
         **more: Any,
     ) -> Result:
@@ -209,6 +206,15 @@ class _Asked:
             measured={self.name: value, "bound": bound, "margin": margin},
             **more,
         )
+
+
+def _why_not(found: Spread, least_p: float, alpha: float) -> str:
+    """Why a bootstrap can answer nothing; empty if it can."""
+    if not isfinite(found.value) or not isfinite(found.error):
+        return f"its statistic is {found.value}, and no finite number for each draw"
+    if not found.error > 0:
+        return "its statistic never varies, which leaves no margin; give one"
+    return f"no bound could be missed: the least p is {shown(least_p)}" if least_p >= alpha else ""
 
 
 def _advice(problem: str) -> str:

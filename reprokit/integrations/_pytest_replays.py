@@ -48,6 +48,8 @@ class Instead:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         from _pytest.runner import runtestprotocol  # not public, and what every plugin uses that runs tests again
 
+        if not item.stash.get(REPLAYING, False):
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._replays.run.reports = runtestprotocol(item, log=False, nextitem=nextitem)
         return True
 
@@ -63,9 +65,10 @@ class Replays:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if item.stash.get(REPLAYING, False):
             return (yield)
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self.run = first = Run()
         handled = yield
+        if not first.reports:
+            return handled  # another plugin ran and reported it
         try:
             if first.signature is not None:
                 self._judge(item, first, first.signature)

@@ -119,6 +119,7 @@ CHECKS = {
         lambda: checks.chi_square("labels", [90, 10, 100], expected=[1, 1, 2]),
         {
             "nan": lambda: checks.chi_square("labels", [48, NAN, 100], expected=[1, 1, 2]),
+            "infinite": lambda: checks.chi_square("labels", [48, float("inf")], expected=[1, 1]),
             "empty": lambda: checks.chi_square("labels", [0, 0], expected=[1, 1]),
             "few": lambda: checks.chi_square("labels", [2, 3], expected=[1, 1]),
             "one category": lambda: checks.chi_square("labels", [200], expected=[1]),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reprokit.checks import Answer, Bootstrap, History, at_least, at_most
+from reprokit.checks import Answer, Bootstrap, History, all_of, at_least, at_most
 from reprokit.errors import BadInput
 
 VALUE = st.floats(-100, 100)
@@ -153,6 +153,38 @@ def test_a_question_that_is_none_is_refused_whatever_the_data_are(ask, why):
         ask()
 
 
-@pytest.mark.parametrize("values", [[1, 2], (1.0, 2.0), np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]).bfloat16()])
+def test_a_part_of_several_bootstraps_that_can_no_longer_fail_makes_no_pass():
+    """A skewed sample has a least p-value however far off the bound is; times ten it is above alpha."""
+    draws = np.append(np.zeros(38), [5.0, 9.0])
+    far = at_least("x", draws, 1e9, margin=Bootstrap(resamples=500))
+    assert far.answer is Answer.FAILED and far.p_value == pytest.approx(far.least_p)
+    many = round(2 * far.alpha / far.least_p)
+    assert all_of(*[at_least("x", draws, 1e9, margin=Bootstrap(resamples=500))] * many).answer is Answer.UNANSWERED
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2],
+        (1.0, 2.0),
+        np.array([1.0, 2.0]),
+        torch.tensor([1.0, 2.0]).bfloat16(),
+        torch.ones(2, requires_grad=True) * 2,
+        [torch.tensor(1.0), torch.tensor(2.0, requires_grad=True)],
+    ],
+)
+@pytest.mark.filterwarnings("error")
 def test_samples_come_in_any_form(values):
     assert at_least("x", values, 1.5).answer is PASSED
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_that_has_a_gradient_is_a_number():
+    assert at_most("loss", torch.tensor(0.5, requires_grad=True) * 1, 1.0, n=3).answer is PASSED
+
+
+@pytest.mark.parametrize("statistic", [lambda v: float("nan"), lambda v: float("nan") if v[0] > 0 else 1.0 + v[1]])
+def test_a_statistic_that_is_no_number_answers_nothing(statistic):
+    values = np.random.default_rng(1).normal(size=40)
+    result = at_least("x", values, -9.0, margin=Bootstrap(statistic=statistic, resamples=50))
+    assert result.answer is Answer.UNANSWERED and result.p_value is None

@@ -392,6 +392,23 @@ def pytest_sessionfinish():
     assert any("protocols 6" in line for line in result.outlines)
 
 
+def test_what_another_plugin_runs_is_left_to_it(ran, pytester):
+    pytester.makeconftest("""
+import pytest
+from _pytest.runner import runtestprotocol
+class First:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        runtestprotocol(item, nextitem=nextitem)
+        return True
+def pytest_sessionstart(session):
+    session.config.pluginmanager.register(First())
+""")
+    result = ran("def test_a():\n    count('a')\n    assert 0\n", "--reprokit-replays", "3")
+    result.assert_outcomes(failed=1)
+    assert runs_of(pytester, "a") == 1 and told(result) == {}
+
+
 def test_the_first_failure_ends_the_session_where_that_is_asked_for(ran, pytester):
     source = "def test_a():\n    assert 0\ndef test_b(): count('b')\n"
     result = ran(source, "--reprokit-replays", "3", "-x")
