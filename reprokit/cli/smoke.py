@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reprokit.cli import common
+from reprokit.errors import ReprokitError
 from reprokit.report import escape
 from reprokit.smoke import junit, opening
 from reprokit.smoke import smoke as gates
@@ -55,7 +56,7 @@ def smoke(
     subject = opening.opened(entrypoint, config, seed=seed, out=out)
     with common.progress() as bars:
         report = gates.smoke(subject, chosen, common.Reporter(bars))
-        pictures = _drawn(subject, plots)
+        pictures, trouble = _drawn(subject, plots)
     if junit_ is not None:
         junit.write(report, entrypoint, junit_)
     if as_json:
@@ -63,15 +64,24 @@ def smoke(
     else:
         _print(report, pictures)
         _next(report, [entrypoint, *(["--config", config] if config else [])], asked=overfit is not None or bool(names))
+    if isinstance(trouble, ReprokitError):
+        raise trouble
     return 0 if report.passed else 1
 
 
-def _drawn(subject: Subject, folder: Path | None) -> list[Path]:
+def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], Exception | None]:
+    """What goes wrong with a picture is no reason to lose the report."""
     if folder is None:
-        return []
+        return [], None
     from reprokit.smoke import plots
 
-    return plots.draw(subject, folder)
+    try:
+        return plots.draw(subject, folder), None
+    except ReprokitError as error:  # that is said last
+        return [], error
+    except Exception as error:
+        common.say(f"no pictures: {type(error).__name__}: {error}")
+        return [], error
 
 
 def _print(report: gates.Report, pictures: list[Path]) -> None:

@@ -60,11 +60,11 @@ class Trials(Bench):
         super().__init__(harness, seed)
         self._layout = Layout.parse(harness.layout)
 
-    def forward(self, batch: Any) -> Seen:
+    def forward(self, batch: Any, seed: int | None = None) -> Seen:
         """The step alone, on a copy of the batch. What it raises is in what was seen. A step that optimizes by itself
-        does so; its state is restored."""
+        does so; its state is restored. seed: by another than the usual one."""
         seen = Seen()
-        self.rewind()
+        self.rewind(seed)
         with eager(), listening(self.harness, self._sizes(batch), seen.received):
             try:
                 with autocasting(self.harness):
@@ -93,21 +93,27 @@ class Picture:
         return next((i for i, axis in enumerate(self.axes) if axis in ("t", f"{self.name}.t")), None)
 
     @property
+    def channels(self) -> int | None:
+        """How many there are, where the layout calls them c."""
+        return next((self.value.shape[i] for i, axis in enumerate(self.axes) if axis == f"{self.name}.c"), None)
+
+    @property
     def sizes(self) -> list[tuple[int, int]]:
         """Height and width, whether channels come before or after them."""
         return [tuple(self.value.shape[-2:]), tuple(self.value.shape[-3:-1])]  # type: ignore[list-item]
 
 
 def pictures(batch: Any, layout: Layout) -> dict[str, Picture]:
-    """Bytes or floats with two axes of their own at least: height and width."""
+    """Bytes with two axes of their own at least, height and width, or floats with three: those with two may be masks,
+    or features of tokens."""
     found = {}
     for name, value in layout.leaves(batch).items():
         axes = layout.axes_of(name)
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" else value
         if not isinstance(tensor, Tensor) or tensor.ndim < 3 or tensor.ndim != len(axes):
             continue
-        drawn = tensor.is_floating_point() or tensor.dtype == torch.uint8
-        if drawn and sum(axis not in SHARED for axis in axes) >= 2:
+        least = 2 if tensor.dtype == torch.uint8 else 3
+        if (least == 2 or tensor.is_floating_point()) and sum(axis not in SHARED for axis in axes) >= least:
             found[name] = Picture(name=name, value=tensor, axes=axes)
     return found
 
@@ -151,14 +157,16 @@ def _noise_like(tensor: Tensor, generator: Generator) -> Tensor:
 @contextmanager
 def listening(harness: Harness, sizes: set[tuple[int, int]], heard: list[Received]) -> Iterator[None]:
     """Within it, each clip that an encoder is called with is added. Where the harness has no encoder: what the first
-    module receives that is called with a picture of one of these sizes."""
+    module with a matrix of weights receives that is called with a picture of one of these sizes; what comes before that
+    may be there to normalise."""
     known = encoders(harness)
     chosen: list[nn.Module] = []
 
     def takes(module: nn.Module, given: Tensor) -> bool:
         if known:
             return True
-        if not chosen and given.ndim >= 4 and tuple(given.shape[-2:]) in sizes:
+        weighs = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
+        if not chosen and weighs and given.ndim >= 4 and tuple(given.shape[-2:]) in sizes:
             chosen.append(module)
         return bool(chosen) and module is chosen[0]
 

@@ -28,6 +28,7 @@ class Lap:
     number: int  # from 1
     losses: Mapping[str, float]
     detached: bool  # the loss has no graph, so nothing was run after it
+    graphs: Mapping[str, bool]  # other terms that have a graph, and whether the loss goes through it
     stepped: bool  # an optimizer of the harness was called
     grad_norm: float | None  # before clipping, unscaled; None where nobody saw gradients
     live: frozenset[str]  # parameters with a gradient that is finite and not zero
@@ -48,6 +49,7 @@ def laps(subject: Subject, harness: Harness) -> Iterator[Lap]:
             number=number,
             losses=probe.losses,
             detached=detached,
+            graphs=probe.graphs,
             stepped=probe.stepped,
             grad_norm=probe.grad_norm,
             live=frozenset(probe.live),
@@ -75,6 +77,7 @@ class _Looking(Probe):
         self._automatic = harness.automatic_optimization
         self.live: set[str] = set()
         self.bad: set[str] = set()
+        self.graphs: dict[str, bool] = {}
 
     @property
     def stepped(self) -> bool:
@@ -84,6 +87,10 @@ class _Looking(Probe):
         terms = super().look_at_losses(losses)
         if self._automatic and not terms["loss"].requires_grad:
             raise _Detached
+        if terms["loss"].grad_fn is not None:
+            within = _nodes(terms["loss"].grad_fn)
+            others = {name: term.grad_fn for name, term in terms.items() if name != "loss" and term.grad_fn is not None}
+            self.graphs = {name: _meets(node, within) for name, node in others.items()}
         return terms
 
     def look_at_gradients(self, **how: Any) -> None:
@@ -103,3 +110,26 @@ class _Looking(Probe):
                     self.live.add(name)
                 elif largest:  # NaN, too
                     self.bad.add(name)
+
+
+def _nodes(root: Any) -> set[Any]:
+    """All operations that a backward pass from here comes through."""
+    found, left = {root}, [root]
+    while left:
+        new = {node for node, _ in left.pop().next_functions if node is not None} - found
+        found |= new
+        left += new
+    return found
+
+
+_SCALES = ("Mul", "Div", "Neg", "Mean", "Sum", "Clone", "Alias", "View", "Reshape", "Squeeze", "Unsqueeze", "ToCopy")
+
+
+def _meets(node: Any, within: set[Any]) -> bool:
+    """Whether an operation is one of these, but for a scale or a mean that was taken once more, to be shown."""
+    while node not in within:
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        if len(inputs) != 1 or not node.name().startswith(_SCALES):
+            return False
+        node = inputs[0]
+    return True

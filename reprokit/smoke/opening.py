@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reprokit import _yaml
 from reprokit.capture.logs import one_line
@@ -25,6 +27,8 @@ from reprokit.smoke.laps import copied
 from reprokit.step import rng
 from reprokit.step.load import load_entrypoint
 
+WITHIN = 180.0  # seconds for the first batches: workers start, and open videos
+T = TypeVar("T")
 DEFAULT = "default_config"  # a function of the module that has `build`, for whoever gives no config
 
 
@@ -95,13 +99,30 @@ def _first(loader: Any) -> tuple[list[Any], list[Mapping[str, Any]], str]:
     if loader is None:
         return [], [], "the harness has no loader"
     try:
-        pairs = [(copied(batch), copy.deepcopy(told)) for batch, told in islice(_timed(loader), LAPS)]
+        pairs = _in_time(lambda: [(copied(batch), copy.deepcopy(told)) for batch, told in islice(_timed(loader), LAPS)])
     except ReprokitError:
         raise
     except Exception as error:
         return [], [], f"the loader raised {type(error).__name__}: {one_line(error)}"
+    if pairs is None:
+        return [], [], f"the loader gave no {LAPS} batches in {WITHIN:g} s; num_workers=0 shows where"
     batches, times = [batch for batch, _ in pairs], [told for _, told in pairs if told is not None]
     return batches, times, "" if batches else "the loader gives no batch"
+
+
+def _in_time(fetch: Callable[[], T]) -> T | None:
+    """None where it takes too long: a worker that is stuck never says so. Such a thread ends with the process."""
+    done = Future[T]()
+
+    def work() -> None:
+        try:
+            done.set_result(fetch())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="reprokit loader", daemon=True).start()
+    wait([done], WITHIN)
+    return done.result() if done.done() else None
 
 
 def _timed(loader: Any) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:

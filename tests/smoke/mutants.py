@@ -105,6 +105,12 @@ def detached_loss(config: Mapping[str, Any]) -> Harness:
     return _losing(build(config), lambda terms: {name: term.detach() for name, term in terms.items()})
 
 
+def detached_term(config: Mapping[str, Any]) -> Harness:
+    """Its number is in the sum, and its gradient is not: the sum still reaches every module."""
+    total = lambda terms: terms["pred_loss"].detach() + 0.02 * terms["sigreg_loss"]
+    return _losing(build(config), lambda terms: {**terms, "loss": total(terms)})
+
+
 def drop_ignored(config: Mapping[str, Any]) -> Harness:
     return _become(build(config), _Undropped)
 
@@ -159,6 +165,7 @@ CAUGHT_BY = {  # mutant -> the gate, and what of the config makes it silent
     floats_normalised_twice: ("numbers", {}),
     frozen_projector: ("gradients", {}),
     detached_loss: ("gradients", {}),
+    detached_term: ("gradients", {}),
     drop_ignored: ("shapes", {"drop": 0.95}),
     other_times: ("shapes", {}),
     dead_view: ("numbers", {}),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from reprokit.smoke.gate import Verdict
-from reprokit.smoke.gates.gradients import FROZEN, GRAPH, OWNED, Gradients
+from reprokit.smoke.gates.gradients import FROZEN, GRAPH, OWNED, TERMS, Gradients
 
 PASSED, FAILED, UNASKED = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
 
@@ -39,7 +39,31 @@ healthy = lambda a, b, x: b(a(x)).square().mean()
 
 
 def test_a_healthy_harness_passes(plain):
-    assert set(verdicts(plain, healthy).values()) == {PASSED}
+    found = verdicts(plain, healthy)
+    assert (found.pop(TERMS), set(found.values())) == (UNASKED, {PASSED})
+
+
+def terms(total):
+    def step(a, b, x):
+        z = b(a(x))
+        one_loss, two_loss, spread = (z - x[:, :1]).square().mean(), z.exp().mean(), z.std() * x.std() + z.mean()
+        return {"loss": total(one_loss, two_loss), "one_loss": one_loss, "two_loss": 0.1 * two_loss, "spread": spread}
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("total", "verdict"),
+    [
+        (lambda one, two: one + 0.1 * two, PASSED),
+        (lambda one, two: one.detach() + 0.1 * two, FAILED),
+        (lambda one, two: torch.as_tensor(one.item()) + 0.1 * two, FAILED),
+    ],
+)
+def test_a_term_whose_number_alone_is_in_the_sum_is_caught(plain, total, verdict):
+    found = verdicts(plain, terms(total))
+    assert found.pop(TERMS) is verdict
+    assert set(found.values()) == {PASSED}
 
 
 def test_a_module_that_is_cut_off_is_named(plain):
@@ -125,7 +149,7 @@ def test_a_step_that_optimizes_by_itself_is_seen_at_its_optimizer(plain, backwar
 
 
 def test_accumulation_and_clipping_hide_nothing(plain):
-    assert set(verdicts(plain, healthy, accumulate=4, clip_grad_norm=1e-6).values()) == {PASSED}
+    assert set(verdicts(plain, healthy, accumulate=4, clip_grad_norm=1e-6).values()) == {PASSED, UNASKED}
 
 
 def test_without_a_loader_the_optimizer_is_still_looked_at(plain):
@@ -144,3 +168,17 @@ def test_nothing_to_train_is_no_pass(plain):
     found = asked(plain, made, [{"x": torch.rand(3, 4)}])
     assert found[OWNED].verdict is found[FROZEN].verdict is FAILED
     assert PASSED not in {one.verdict for check, one in found.items() if check.startswith("gradients reach")}
+
+
+def test_what_a_scaler_skips_is_not_asked(plain):
+    high = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    found = verdicts(plain, lambda a, b, x: 1e10 * healthy(a, b, x), prepare=lambda harness: _with(harness, high()))
+    assert (found["a"], found["b"]) == (UNASKED, UNASKED)
+    low = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    found = verdicts(plain, healthy, prepare=lambda harness: _with(harness, low))
+    assert (found["a"], found["b"]) == (PASSED, PASSED)
+
+
+def _with(harness, scaler):
+    harness.scaler = scaler
+    return harness

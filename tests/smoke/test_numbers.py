@@ -162,3 +162,46 @@ def test_without_a_loader_nothing_is_asked(plain):
 
 def test_growth_needs_two_laps(plain):
     assert asked(plain, batches=[{"clip": plain.clips(0)}])[GROWTH].verdict is UNASKED
+
+
+def test_a_step_that_draws_its_views_is_asked_under_other_seeds(plain):
+    layout = {"clip": "b v t c h w"}
+    batches = [{"clip": plain.clips(i, (2, 3, 2, 3, 8, 8))} for i in range(2)]
+
+    def step(net, batch):
+        chosen = int(torch.randint(3, ()))
+        return net(batch["clip"][:, chosen].flatten(0, 1).float() / 255).square().mean()
+
+    assert asked(plain, step, batches, layout=layout)[MOVES].verdict is PASSED
+
+
+def test_latents_have_a_range_of_their_own(plain):
+    batches = [{"clip": 30 * torch.randn(4, 2, 8, 8, 8, generator=torch.Generator().manual_seed(i))} for i in range(2)]
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1)).square().mean()
+    found = asked(plain, step, batches, net=torch.nn.Conv2d(8, 2, 3))
+    assert (found[ONCE].verdict, found[CLIP].verdict) == (UNASKED, PASSED)
+
+
+def test_a_module_may_normalise_before_its_first_weights(plain):
+    class Unit(torch.nn.Module):
+        def forward(self, clip):
+            return clip / 255
+
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1).float()).square().mean()
+    found = asked(plain, step, net=torch.nn.Sequential(Unit(), torch.nn.Conv2d(3, 2, 3)))
+    assert (found[ONCE].verdict, found[ONCE].observed[-9:]) == (PASSED, " at net.1")
+
+
+def test_a_mask_of_ones_is_no_dead_view(plain):
+    batches = [{"clip": plain.clips(i), "mask": torch.ones(4, 2, 8, 8)} for i in range(2)]
+    layout = {"clip": "b t c h w", "mask": "b t h w"}
+    assert {one.verdict for one in asked(plain, batches=batches, layout=layout).values()} == {PASSED}
+
+
+def test_what_a_scaler_skips_is_no_explosion(plain):
+    scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    made = lambda: plain.harness(lambda net, batch: 1e10 * loss(net, batch), scaler=scaler())
+    loss = lambda net, batch: net(batch["clip"].flatten(0, 1).float() / 255).square().mean()
+    assert plain.rows(Numbers(), plain.subject(made))[NORM].verdict is UNASKED
+    made = lambda: plain.harness(loss, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    assert plain.rows(Numbers(), plain.subject(made))[NORM].verdict is PASSED

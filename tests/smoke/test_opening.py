@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reprokit.errors import BadInput
+from reprokit.smoke import opening
 from reprokit.smoke.opening import opened, read_config
 
 SCRIPT = """
@@ -110,6 +111,24 @@ def test_why_there_are_no_batches(script, tmp_path, loader, why):
     subject = opened(script(SCRIPT.replace("LOADER = Loader()", loader)), config(tmp_path), root=tmp_path)
     assert subject.batches == ()
     assert subject.no_batches.startswith(why)
+
+
+def test_a_loader_that_is_stuck_is_given_up(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "WITHIN", 0.2)
+    stuck = SCRIPT.replace('yield {"x"', '__import__("time").sleep(30); yield {"x"')
+    subject = opened(script(stuck), config(tmp_path), root=tmp_path)
+    assert subject.batches == ()
+    assert "num_workers=0" in subject.no_batches
+
+
+def test_what_a_loader_refuses_is_bad_input(script, tmp_path):
+    refusing = SCRIPT.replace('yield {"x"', 'raise reprokit.errors.BadInput("no clips; give some"); yield {"x"')
+    with pytest.raises(BadInput, match="no clips"):
+        opened(
+            script(refusing.replace("import torch, reprokit", "import torch, reprokit, reprokit.errors")),
+            config(tmp_path),
+            root=tmp_path,
+        )
 
 
 def test_the_reference_loader_tells_its_times(mutants):

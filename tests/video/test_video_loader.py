@@ -56,6 +56,22 @@ def test_batches_have_the_shapes_of_the_layout():
     assert all(source.startswith("bigbuckbunny.mp4:") for source in batch["source"])
 
 
+def test_a_loader_tells_by_which_frames_its_views_were_taken(make_video, monkeypatch):
+    monkeypatch.setattr(loader_module, "global_view", lambda frames, size, generator: frames)
+    monkeypatch.setattr(loader_module, "local_view", lambda frames, size, generator: frames)
+    number = torch.arange(60, dtype=torch.uint8)[:, None, None, None].expand(60, 3, 8, 8)  # a frame shows its index
+    monkeypatch.setattr(loader_module, "decode", lambda *_, **__: number)
+    timed = list(loader(paths=[str(make_video(60))], steps=6).timed())
+    padded = 0
+    for batch, times in timed:
+        assert times["global"].shape == (4, 8) and times["local"].shape == (4, 4, 8)
+        for entry in ("global", "local"):
+            black = times[entry] < 0
+            padded += int(black.sum())
+            assert torch.equal(batch[entry][..., 0, 0, 0].long(), times[entry].clamp(min=0))
+    assert padded  # the last window's
+
+
 def test_every_pass_gives_the_same_batches_and_leaves_torch_alone(make_video):
     ours = loader(paths=[str(make_video(60))], steps=3)
     before = torch.random.get_rng_state()

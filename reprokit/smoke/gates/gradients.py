@@ -12,6 +12,7 @@ from reprokit.harness import Harness, parameters
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
 
+TERMS = "the loss goes through its terms"
 GRAPH, FROZEN, OWNED = "the loss has a graph", "what an optimizer holds is trained", "what is trained is held"
 DEPTH = 3  # names as long as "encoder.blocks.0": what is below may rest, as experts do, or begin at zero
 
@@ -27,10 +28,11 @@ class Gradients(Gate):
         yield self._owned(harness)
         names = list(harness.modules)
         if not subject.batches:
-            yield from (self.not_applicable(check, subject.no_batches) for check in (GRAPH, *map(_check, names)))
+            yield from (self.not_applicable(check, subject.no_batches) for check in (GRAPH, TERMS, *map(_check, names)))
             return
         done = list(laps(subject, harness))
         yield self._graph(harness, done)
+        yield self._terms(done)
         detached = any(lap.detached for lap in done)
         for name in names:
             if detached:
@@ -49,6 +51,23 @@ class Gradients(Gate):
                 advice = "find the detach, no_grad, .item() or .data between the modules and the loss"
                 return self.failed(GRAPH, "requires_grad", f"none in lap {lap.number}", advice).on(lap.number)
         return self.passed(GRAPH, "requires_grad", f"in {len(done)} laps")
+
+    def _terms(self, done: list[Lap]) -> Finding:
+        """A term that is called a loss, and that the sum has only as a number. Others may be there to be watched."""
+        graphs = {name: met for lap in done for name, met in lap.graphs.items()}
+        if not graphs:
+            return self.not_applicable(TERMS, "the step returns no other term with a graph")
+        missed = [name for name, met in graphs.items() if not met]
+        expected, observed = (
+            "each that is called a loss",
+            _some([name for name, met in graphs.items() if met]) or "none",
+        )
+        if lost := [name for name in missed if name.endswith("loss")]:
+            advice = (
+                "find what detaches it on its way into the sum; detach it where it is returned if it is only watched"
+            )
+            return self.failed(TERMS, expected, f"not through {_some(lost)}", advice, lost=len(lost))
+        return self.passed(TERMS, expected, f"{observed}; {_some(missed)} watched only" if missed else observed)
 
     def _frozen(self, harness: Harness) -> Finding:
         names = {id(p): name for name, p in parameters(harness).items()}
@@ -86,6 +105,9 @@ class Gradients(Gate):
                 return self.failed(_check(name), _EXPECTED, "it is frozen", advice)
             return self.not_applicable(_check(name), "it is frozen, and no optimizer holds it (a teacher?)")
         live, bad = frozenset[str]().union(*(lap.live for lap in done)), {k: lap for lap in done for k in lap.bad}
+        skips = harness.scaler is not None and harness.scaler.is_enabled()
+        if skips and not trained & live and trained & bad.keys():
+            return self.not_applicable(_check(name), "GradScaler skips each step: its first scale is high")
         if broken := [key for key in trained if key in bad and key not in live]:
             observed = f"not finite in {_some(sorted(broken))}"
             advice = "reprokit locate on its incident names the operation"

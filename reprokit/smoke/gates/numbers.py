@@ -12,6 +12,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+import torch
+
 from reprokit.layout import KEY, Layout
 from reprokit.smoke.clips import Picture, Received, Seen, Trials, noise, pictures
 from reprokit.smoke.gate import Finding, Gate, Subject
@@ -22,6 +24,7 @@ from reprokit.step.limits import Limits
 ONCE, MOVES = "pictures arrive normalised once", "each view moves the loss"
 TERMS, NORM, GROWTH = "every loss term is finite", "the gradient norm is no explosion", "no loss term explodes"
 SPAN = (0.1, 8.0)  # of black to white: [0, 1] spans 1, ImageNet's statistics 4.5; those twice 20, and 1/255 twice 0.004
+MORE = 4  # seeds under which a view is asked again before it is called dead
 GROWN = 1000.0  # times, from lap to lap: a term of 1 that then is 1,000 is no training
 _BAD_NOTES = ("not finite", "normalised twice", "uint8 of 0 and 1", "no values", "could not be looked at")
 
@@ -42,7 +45,8 @@ class Numbers(Gate):
         yield from self._forward(Trials(harness, subject.seed), subject, layout)
         done = list(laps(subject, subject.harness()))
         yield self._terms(done)
-        yield self._norm(done, Limits().grad_norm_above or float("inf"))
+        skips = harness.scaler is not None and harness.scaler.is_enabled()
+        yield self._norm(done, Limits().grad_norm_above or float("inf"), skips=skips)
         yield self._growth(done)
 
     def _entries(self, subject: Subject, layout: Layout) -> Iterator[Finding]:
@@ -71,7 +75,12 @@ class Numbers(Gate):
             yield from (self.not_applicable(check, why) for check in (ONCE, MOVES))
             return
         noisy = noise(batch, layout, subject.seed)
-        yield self._once(bench.forward(batch), bench.forward(noisy))
+        if any(picture.value.dtype == torch.uint8 or picture.channels in (None, 1, 3) for picture in found):
+            yield self._once(bench.forward(batch), bench.forward(noisy))
+        else:
+            yield self.not_applicable(
+                ONCE, "no entry has the 1 or 3 channels of a picture; latents have their own range"
+            )
         yield self._moves(bench, batch, noisy, layout)
 
     def _once(self, real: Seen, on_noise: Seen) -> Finding:
@@ -110,7 +119,7 @@ class Numbers(Gate):
             if not all(map(isfinite, (*base.losses.values(), *after.losses.values()))):
                 observed = f"a loss that is not finite, with noise as {title}"
                 return self.failed(MOVES, expected, observed, "mend the loss before anything is said about views")
-            if after.losses == base.losses:
+            if after.losses == base.losses and not _ever(bench, batch, layout.heal(batch, noisy, [cell])):
                 advice = "follow the view through the step: something drops it, or writes over it"
                 return self.failed(MOVES, expected, f"the same bits, with noise as {title}", advice)
         return self.passed(MOVES, expected, f"{len(views)} of {len(views)} do", views=len(views))
@@ -125,8 +134,12 @@ class Numbers(Gate):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in done[-1].losses.items())
         return self.passed(TERMS, expected, shown, **dict(done[-1].losses))
 
-    def _norm(self, done: list[Lap], most: float) -> Finding:
+    def _norm(self, done: list[Lap], most: float, *, skips: bool = False) -> Finding:
+        """skips: a GradScaler passes over gradients that are not finite, and that is its work."""
         known = {lap.number: lap.grad_norm for lap in done if lap.grad_norm is not None}
+        if skips and known and not any(map(isfinite, known.values())):
+            return self.not_applicable(NORM, f"GradScaler skips each of {len(known)} steps: its first scale is high")
+        known = {lap: norm for lap, norm in known.items() if not skips or isfinite(norm)}
         if not known:
             return self.not_applicable(NORM, "no optimizer of the harness was called, so no gradient was seen")
         expected = f"at most {most:.0e} before clipping"
@@ -150,6 +163,12 @@ class Numbers(Gate):
                     observed = f"{name} goes from {was:.3g} to {value:.3g}"
                     return self.failed(GROWTH, expected, observed, advice).on(after.number)
         return self.passed(GROWTH, expected, f"{len(done[-1].losses)} terms stay")
+
+
+def _ever(bench: Trials, batch: Any, other: Any) -> bool:
+    """Whether two batches have another loss under some seed: a step may draw the views that it looks at."""
+    pairs = ((bench.forward(batch, seed), bench.forward(other, seed)) for seed in range(1, 1 + MORE))
+    return any(one.losses != two.losses and all(map(isfinite, two.losses.values())) for one, two in pairs)
 
 
 def _problem(about: Mapping[str, Any], picture: Picture | None) -> str:
