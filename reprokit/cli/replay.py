@@ -163,7 +163,7 @@ def _escalated(
     try:
         with common.progress() as bars:
             told = escalating.escalate(subject, options, common.Reporter(bars))
-    except (ReprokitError, KeyboardInterrupt) as error:
+    except (ReprokitError, OSError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
         common.say(f"not escalated: {why}")
         return {"escalation": {"error": why}}

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import DEADLY
 from reprokit.incident import Incident
 from reprokit.replay.engines.base import Engine
@@ -135,6 +135,8 @@ def open_script(
     if chosen == "process":
         if incident and foreign and not trust:
             raise _unconfined(incident, chosen)
+        if why := _no_gpu(incident):
+            raise Infrastructure(why)
         from reprokit.replay.engines.script import ScriptProcess
 
         return ScriptProcess(script, incident, jobs=jobs, timeout=timeout)
@@ -145,6 +147,16 @@ def open_script(
     build: dict[str, Any] = {"base": base, "wheelhouse": wheelhouse, "compiler": compiler}
     tag = _script_image(incident, image, trust=trust or not foreign, say=say, **build)
     return ContainedScript(script, incident, tag, jobs=jobs, timeout=timeout, network=network)
+
+
+def _no_gpu(incident: Incident | None) -> str:
+    """Why a command cannot run here as it did: a CPU would run another one."""
+    device = str(incident.flags().get("device", "")) if incident else ""
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    return "" if torch.cuda.is_available() else f"captured on {device}, and this machine has no CUDA device"
 
 
 def _script_image(incident: Incident | None, given: str | None, *, say: Callable[[str], None], **build: Any) -> str:

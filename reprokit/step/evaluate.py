@@ -35,6 +35,7 @@ from reprokit.incident import Incident
 from reprokit.layout import Layout
 from reprokit.step import between, detectors, flags, group, precision, rewind, rng, rows, smooth, values, variants
 from reprokit.step.case import Case, Variant
+from reprokit.step.deadline import patience
 from reprokit.step.evidence import Evidence
 from reprokit.step.follow import Follower
 from reprokit.step.load import build_harness, load_entrypoint
@@ -46,6 +47,7 @@ from reprokit.step.run import run
 from reprokit.step.trace import Trace
 from reprokit.step.unused import unused
 
+_STUCK = 0.8  # of the time that a step may take, after which one that is looked into says where it is
 Isolation = Literal["restore", "rebuild", "process"]
 Look = Trace | rows.Watch | Operations | Evidence
 
@@ -133,7 +135,7 @@ class Session:
             idle = stack.enter_context(unused(harness, case.variant.modules))
             follower = Follower(harness, self.layout) if case.trace else None
             operations = Operations(harness, self._root) if case.operations else None
-            evidence = Evidence(harness) if case.evidence else None
+            evidence = Evidence(harness, stuck_after=self._stuck_after(case)) if case.evidence else None
             watching = detectors.of_replay(self.incident.manifest.symptoms, steps[0].moment.skips)
             for step in steps:
                 failing = step is steps[-1]
@@ -221,6 +223,11 @@ class Session:
         if captured.kind in _SEEN_AT:
             return _SEEN_AT[captured.kind]
         return Kind.NONFINITE_LOSS if captured.kind is Kind.EXCEPTION and captured.where == "forward" else None
+
+    def _stuck_after(self, case: Case) -> float | None:
+        """Shortly before a deadline that the incident sets."""
+        allowed = patience(self.incident.manifest, case.rewind + 1)
+        return None if allowed is None else _STUCK * allowed
 
     def _failing(self) -> rewind.Moment:
         loop = self.incident.loop() if self._state is None else self._state["loop"]

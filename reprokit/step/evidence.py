@@ -35,9 +35,11 @@ _SHORT = 16  # characters of a hash: two outputs that differ are taken for equal
 
 
 class Evidence:
-    """A context around a step; after it `collected` has all that there is."""
+    """A context around a step; after it `collected` has all that there is. stuck_after: seconds, after which a step
+    that has not ended prints where all its threads are."""
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: Harness, *, stuck_after: float | None = None) -> None:
+        self._stuck_after = stuck_after
         self._modules = dict(named_modules(harness))
         self._hooks: list[Any] = []
         self._calls: dict[str, int] = {}
@@ -58,12 +60,16 @@ class Evidence:
             for name, module in self._modules.items()
         ]
         self._try("profiler", self._start_profiler)
+        if (seconds := self._stuck_after) is not None:
+            self._try("stacks of a hang", lambda: faulthandler.dump_traceback_later(seconds))
         self._before = _counters()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._counters = {name: value - self._before.get(name, 0) for name, value in _counters().items()}
         self._counters |= _levels()
+        if self._stuck_after is not None:
+            faulthandler.cancel_dump_traceback_later()
         for hook in self._hooks:
             hook.remove()
         self._try("profiler", self._stop_profiler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,3 +101,4 @@ def _check(data: Mapping[str, Any]) -> None:
     sound = sound and type(data["random"]) is bool and type(rows) is list and all(type(row) is int for row in rows)
     if not sound or not all(isinstance(data[name], dict | None) for name in ("located", "evidence")):
         raise ValueError("not an outcome's values")
+    json.dumps([data["located"], data["evidence"]], allow_nan=False)  # a ValueError here, not where it is kept

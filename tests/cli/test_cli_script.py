@@ -1,6 +1,7 @@
 """`reprokit replay --script`: what is printed, with which exit code, and how one goes on."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -73,6 +75,24 @@ def test_what_cannot_be_is_one_line(here, cli, words, says):
     code, out, err = cli("replay", *words)
     line = [one for one in err.splitlines() if one.startswith("reprokit: ")]
     assert code == 2 and len(line) == 1 and says in line[0] and "Traceback" not in err + out
+
+
+def test_what_runs_ends_with_whoever_asked_it_even_where_that_is_killed(here):
+    own = f"8{time.monotonic_ns() % 10**9:09}.{os.getpid()}"
+    words = ["replay", "--script", f'python -c \'import subprocess as s; s.run(["setsid", "sleep", "{own}"])\'']
+    running = subprocess.Popen([sys.executable, "-c", "from reprokit.cli.main import run; run()", *words], cwd=here)
+    sleeping = lambda: [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", own]]
+    until(sleeping)
+    running.kill()
+    running.wait()
+    until(lambda: not sleeping())
+
+
+def until(holds):
+    end = time.monotonic() + 100
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_ctrl_c_ends_what_runs_and_the_same_command_goes_on(here, tmp_path, cli):

@@ -14,11 +14,12 @@ import torch
 
 from reprokit import escalating, pipeline
 from reprokit.errors import Infrastructure
-from reprokit.failure import Kind, Signature
+from reprokit.failure import Kind, Signature, Symptom
 from reprokit.incident import Draft, Incident
 from reprokit.pipeline import Options, Silence, Subject
 from reprokit.replay import escalated
 from reprokit.replay.engines.inline import Inline
+from reprokit.step.case import Case
 
 ZOO = Path(__file__).resolve().parents[1] / "zoo"
 HEALTHY = {"x": torch.rand(4, 4, generator=torch.Generator().manual_seed(1))}
@@ -127,6 +128,26 @@ def test_it_comes_through_whatever_attempts_run_in(make_incident, engine, reques
     told = data_of(found, "attempts/0001.json")["evidence"]
     assert len(told["modules"]) == 5 and told["top"] and told["counters"] and told["host"] and told["notes"] == []
     assert (found.incident.path / "escalation/traces/0001.json.gz").stat().st_size > 500
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_says_where_it_is(make_incident):
+    waited = Symptom(kind=Kind.HANG, where="step", evidence={"hang_after": 1.0})
+    hung = Signature(kind=Kind.HANG, where="step")
+    found = escalate(
+        make_incident("import time; time.sleep(600)", signature=hung, symptoms=(waited,)), engine="process", n=1
+    )
+    log = (found.incident.path / "escalation/logs/0000.txt").read_text()
+    assert found.replay.fail == 1 and "Timeout" in log and ", line " in log and " in step" in log
+    assert found.contrast.silent == 1 and data_of(found, "attempts/0000.json")["evidence"]["host"]
+
+
+def test_logs_of_a_gpu_are_asked_for_where_it_ran_on_one(make_incident, monkeypatch):
+    incident = make_incident()
+    case = Case(incident=incident.path, evidence=True)
+    assert escalating._case(incident, case) == case
+    monkeypatch.setattr(Incident, "flags", lambda self: {"device": "cuda:0"})
+    assert escalating._case(incident, case).variant.env["CUDA_LAUNCH_BLOCKING"] == "1"
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,12 @@ def test_statistics_of_any_tensor_are_strict_json(tensor, expected):
         assert found[name] == (pytest.approx(value) if isinstance(value, float) else value), (name, found)
 
 
+@pytest.mark.parametrize("evidence", [{"x": float("nan")}, {"x": [float("inf")]}, [], "text"])
+def test_evidence_that_no_journal_could_keep_is_no_outcome(evidence):
+    with pytest.raises(ValueError):
+        Outcome.from_json({**Outcome(status=Status.PASS).to_json(), "evidence": evidence})
+
+
 def test_a_large_trace_keeps_its_longest_events():
     events = [{"ph": "X", "name": f"op{i}", "dur": i, "args": {"n": str(i) * 20}} for i in range(5000)]
     text = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}).encode()
