@@ -6,6 +6,7 @@ thing, and that is its engine's matter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,12 @@ from reprokit.replay.engines.script import Script
 from reprokit.replay.replay import Origin
 from reprokit.replay.replay import replay as run_again
 from reprokit.replay.result import Replay
+from reprokit.replay.sentence import last_line
 from reprokit.replay.stage import Given, Stage
 from reprokit.step.case import Case
+from reprokit.step.outcome import Outcome, Status
+
+_ENDS = 3  # ways to fail that are told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +87,18 @@ def replay(
         )
         with engine:
             return run_again(origin, case, engine, asking, say=progress.say, show=progress.show)
+
+
+def ends(found: Replay) -> list[str]:
+    """How failing attempts ended, the commonest first: a command that is called wrongly fails each time, too."""
+    told = Counter(_end(one) for one in found.usable if one.status is Status.FAIL)
+    return [f"{count} x {end}" for end, count in told.most_common(_ENDS)]
+
+
+def _end(outcome: Outcome) -> str:
+    """What was seen, and where that is no more than an exit code, the last that was printed."""
+    said, _, rest = outcome.detail.partition("\n")
+    return f"{said}: {last_line(rest)}" if rest.strip() else said
 
 
 def _check(asked: Asked, options: Options) -> None:

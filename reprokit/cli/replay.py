@@ -138,6 +138,8 @@ def replay(
         found = _found(subject, asked, options, common.Reporter(bars))
     if not as_json:
         common.out().print(f"[bold]{found.verdict}[/bold]  {common.safe(sentence(found))}")
+        for line in scripting.ends(found) if asked else ():
+            common.out().print(f"  {escape.line(line)}", markup=False)
     more = _escalated(found, subject, options, as_json) if escalate and subject else {}
     if as_json:
         common.emit({**found.to_json(), **more})

@@ -74,8 +74,11 @@ def run(
         while not (stopped := loop.stopped()):
             loop.fill()
             for attempt in loop.ended():
-                keep(attempt)
-                if loop.add(attempt):
+                try:
+                    keep(attempt)
+                finally:
+                    worth_telling = loop.add(attempt)  # also where somebody interrupts while the disk is waited for
+                if worth_telling:
                     watch(loop.replay("interrupted"))
     except KeyboardInterrupt as error:
         raise Halted(loop.replay("interrupted")) from error

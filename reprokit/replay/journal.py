@@ -78,9 +78,9 @@ class Journal:
         if self._handle is None or self.folder is None or self.broken:
             return
         try:
+            self._counting += attempt.counts  # first: whoever interrupts the next line may have it on the disk
             self._log(attempt, self.folder / LOGS)
             _lines.append(self._handle, _lines.line({"attempt": _plain(attempt)}), sync=True)
-            self._counting += attempt.counts
         except OSError as error:
             self.broken = f"{self.folder}: {error.strerror}; attempts go on, but cannot be resumed from here"
 

@@ -7,6 +7,7 @@ attempt meets what was changed meanwhile, and for each attempt again, so that no
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from reprokit.incident import Incident
 
 WORK, OUT, INPUTS = "work", "out", "inputs"
 CAPS = listing.Caps(total=1 << 30, file=256 << 20, files=20_000)  # of the current folder: code, not data
-_NAMED = 3  # of what is not copied
+_NAMED = 5  # of what is not copied
 _NAMES = {"config": "config.yaml", "batch": "batch.safetensors"}
 _BLOCK = 4096  # bytes, at least, of a file on disk
 
@@ -161,16 +162,19 @@ def _current(into: Path, say: Say) -> None:
     here = Path.cwd().resolve()
     if listing.is_too_much(here):
         raise BadInput(f"{here}: more than anybody's code; go to the folder that the command runs in")
-    found = listing.take(here, [])
-    kept, refused = found.choose(CAPS)
-    if over := sorted(refused):
-        more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
-        say(f"not in the copy that attempts run in: {', '.join(map(_files.shown, over[:_NAMED]))}{more}")
+    kept, refused = listing.take(here, []).choose(CAPS)
     into.mkdir()
     for one in kept:
         target = into / one.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(here / one.file, target)
+    absent = set(os.listdir(here)) - set(os.listdir(into)) - listing.CACHES
+    if left := sorted({*absent, *refused}):
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        names = ", ".join(map(_files.shown, left[:_NAMED]))
+        say(
+            f"not in the copy that attempts run in: {names}{more}; what the command needs of it, name by its whole path"
+        )
 
 
 def _write_batch(incident: Incident, target: Path) -> None:

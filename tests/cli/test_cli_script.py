@@ -31,7 +31,8 @@ def example():
     """The script and the command of the page."""
     text = DOCS.read_text().partition("<!-- example: script -->")[2].partition("<!-- end -->")[0]
     code, shown = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", text, re.DOTALL).groups()
-    command, headline, verdict = shown.splitlines()
+    command, headline, verdict, end = shown.splitlines()
+    assert end == "  2 x loss is nan"
     return code, shlex.split(command.removeprefix("$ reprokit ")), headline, verdict
 
 
@@ -54,6 +55,20 @@ def test_json_is_that_of_any_replay(here, cli, made):
     incident = made()
     ended, out, _ = cli("replay", incident, "--script", "python -c 'exit(0)'", "--engine", "process", "-n", 2)
     assert ended == 11 and out.splitlines()[0].startswith("nonfinite_loss") and "script python -c" in out
+
+
+def test_a_command_that_is_called_wrongly_is_seen_to_be(here, cli):
+    _, out, _ = cli("replay", "--script", "python -c 'import absent_module'", "-n", 2)
+    assert "\n  2 x ended with exit code 1: ModuleNotFoundError: No module named 'absent_module'\n" in out
+
+
+def test_what_the_copy_lacks_is_said(here, cli, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (here / "data").symlink_to(tmp_path / "elsewhere")
+    (here / "__pycache__").mkdir()
+    (here / "train.py").write_text("import os; print(os.listdir('.'))")
+    _, _, err = cli("replay", "--script", "python train.py", "-n", 1)
+    assert "not in the copy that attempts run in: data; what the command needs of it" in err
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,20 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path, stop_after
     assert replace(resumed, folder=None) == whole
 
 
+def test_interrupted_while_the_disk_is_waited_for_it_loses_nothing(tmp_path, monkeypatch):
+    def waits(handle, text, *, sync):
+        append(handle, text, sync=sync)
+        raise KeyboardInterrupt
+
+    append = _lines.append
+    monkeypatch.setattr(_lines, "append", waits)
+    with pytest.raises(Halted) as halted:
+        journalled(tmp_path / "run", 3)
+    assert (halted.value.replay.n, halted.value.replay.folder) == (1, tmp_path / "run")
+    with Journal.open(tmp_path / "run", ASKED, resume=True) as journal:
+        assert tuple(journal.attempts) == halted.value.replay.attempts
+
+
 def test_killed_at_any_byte_it_goes_on_with_every_attempt_that_was_whole(tmp_path):
     replay = journalled(tmp_path / "whole", 4)
     data = (tmp_path / "whole" / FILE).read_bytes()
