@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -37,69 +37,69 @@ def plain_step(trainer: Any) -> Callable[[Any], Any]:
 
 def whole_step(trainer: Any) -> Callable[[Any], Any]:
     """All that Lightning does with a batch."""
-    loop, found = loop_of(trainer), _Found()
-    run, training_step = loop.run, trainer.strategy.training_step
+    run = loop_of(trainer).run
 
     def step(batch: Any) -> Any:
+        told: dict[str, Any] = {}
         arguments = _arguments(trainer, batch)
-        found.begin(trainer)
-        before = vars(trainer.strategy).get("training_step")
-        trainer.strategy.training_step = found.looking(trainer, training_step)
-        trainer.callbacks.append(found)
-        try:
+        with Looking(trainer, told.update):
             if trainer.lightning_module.automatic_optimization:
                 run(trainer.optimizers[0], Progress(trainer).batch_idx, arguments)
             else:
                 run(arguments)
-        finally:
-            trainer.callbacks.remove(found)
-            del trainer.strategy.training_step
-            if before is not None:
-                trainer.strategy.training_step = before
-        return found.terms or {"loss": 0.0}
+        return told or {"loss": 0.0}
 
     return step
 
 
-class _Found(pl.Callback):  # type: ignore[misc]
-    """The loss terms of a step that is run whole."""
+class Looking(pl.Callback):  # type: ignore[misc]
+    """Within it, steps say when gradients are complete, and `tell` is given their loss terms."""
 
-    def begin(self, trainer: Any) -> None:
-        self.terms: dict[str, Any] = {}
+    def __init__(self, trainer: Any, tell: Callable[[dict[str, Any]], object]) -> None:
+        self._trainer, self._tell = trainer, tell
         self._backward: list[torch.Tensor] = []
 
+    def __enter__(self) -> Self:
+        strategy = self._trainer.strategy
+        self._around = vars(strategy).get("training_step")
+        strategy.training_step = self._looked(strategy.training_step)
+        self._trainer.callbacks.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trainer.callbacks.remove(self)
+        del self._trainer.strategy.training_step
+        if self._around is not None:
+            self._trainer.strategy.training_step = self._around
+
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        if not pl_module.automatic_optimization:
-            self._backward.append(unscaled(trainer, loss))
-            self.terms = manual(self._backward, None)
+        self._backward.append(_unscaled(trainer, loss))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         gradients_complete(judge=scaler_of(trainer) is None)
 
-    def looking(self, trainer: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _looked(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def looked(*args: Any, **kwargs: Any) -> Any:
+            self._backward = []
             output = step(*args, **kwargs)
-            self.terms = terms(trainer, output, self._backward) or self.terms
+            if found := _terms(output, self._backward):
+                self._tell(found)
             return output
 
         return looked
 
 
-def terms(trainer: Any, output: Any, backward: list[torch.Tensor]) -> dict[str, Any]:
-    if trainer.lightning_module.automatic_optimization:
-        return terms_of(output)
-    return manual(backward, output) if terms_of(output) else {}
-
-
-def manual(backward: list[torch.Tensor], output: Any) -> dict[str, Any]:
-    """With manual optimization each loss that went backward is a term; the last one is called `loss` too, where the
-    module returned none of that name."""
-    each = {f"backward_{i}": loss for i, loss in enumerate(backward, 1)}
+def _terms(output: Any, backward: list[torch.Tensor]) -> dict[str, Any]:
+    """What `training_step` returned; with manual optimization it may be nothing, and the losses that went backward are
+    the terms. The last of those is the loss where it names none."""
     last = {"loss": backward[-1]} if backward else {}
-    return {**each, **last, **terms_of(output)}
+    if found := terms_of(output):
+        return {**last, **found} if "loss" in found or backward else {}
+    each = {f"backward_{i}": loss for i, loss in enumerate(backward, 1)} if len(backward) > 1 else {}
+    return {**each, **last}
 
 
-def unscaled(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+def _unscaled(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
     """Lightning tells the loss as the scaler has made it."""
     scaler = scaler_of(trainer)
     return loss.detach() / scaler._scale if scaler is not None and scaler.is_enabled() else loss.detach()
@@ -189,11 +189,12 @@ class Progress:
 
 def stand_in(module: Any, settings: Mapping[str, Any]) -> Any:
     """A Trainer with these settings and no data, about to run a batch of this module. Raises BadInput."""
-    kept = ("accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+    kept = ("accelerator", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
     trainer = pl.Trainer(
         **{name: settings[name] for name in kept},
         **dict.fromkeys(quiet, False),
+        **_precision_of(settings),
         devices=1,
         max_steps=settings["steps"],
         max_epochs=-1,
@@ -208,8 +209,17 @@ def stand_in(module: Any, settings: Mapping[str, Any]) -> Any:
     call._call_configure_model(trainer)
     try:
         trainer.strategy.setup(trainer)
-    except pl.utilities.exceptions.MisconfigurationException as error:
+    except (pl.utilities.exceptions.MisconfigurationException, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "multiple optimizers" not in str(error):
+            raise
         raise BadInput(f"the module cannot be trained: {str(error).splitlines()[0]}") from error
     check_optimizers(trainer)
     module.train()
     return trainer
+
+
+def _precision_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """fp16 on a CPU has to be asked for by its plugin: as a word, Lightning makes bf16 of it."""
+    if settings["precision"] == "16-mixed":
+        return {"plugins": [precision.MixedPrecision("16-mixed", settings["accelerator"])]}
+    return {"precision": settings["precision"]}

@@ -17,9 +17,10 @@ import torch
 
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
-from reprokit.integrations.configs import fitted, plain
+from reprokit.integrations.configs import as_it_was, fitted, kind_of, plain
 
 KEY = "reprokit"  # of a config: ours
+CONFIG = "config"  # in there: of which kind the rest was
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class Replayable:
         def harness(config: Any) -> Harness:
             config = dict(config) if isinstance(config, Mapping) else config
             settings = config.pop(KEY, {}) if isinstance(config, dict) else {}
-            return hand(self(config), given, settings)
+            return hand(self(as_it_was(config, settings.get(CONFIG))), given, settings)
 
         harness.__module__, harness.__qualname__ = make.__module__, f"{make.__qualname__}.harness"
         self.harness = harness
@@ -68,7 +69,7 @@ def recorded(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         raise BadInput(f"config is a {type(config).__name__}; a config is a mapping, a DictConfig or a dataclass")
     if KEY in data:
         raise BadInput(f"config has a key {KEY!r} of its own, where the settings of the trainer are kept; rename it")
-    return {**data, KEY: dict(settings)} if settings else data
+    return {**data, KEY: {**settings, CONFIG: kind_of(config)}}
 
 
 def checked(build: Any, who: str) -> Replayable:

@@ -51,11 +51,21 @@ def fitted(function: Callable[..., Any], config: Any) -> Any:
         return config
     if is_dataclass(wanted):
         return _as_dataclass(wanted, config, wanted.__name__)
-    if wanted.__module__.partition(".")[0] == "omegaconf":
-        from omegaconf import OmegaConf
+    return as_it_was(config, wanted.__name__)
 
-        return OmegaConf.create(config)
-    return config
+
+def kind_of(config: Any) -> str:
+    """The name of its type, by which `as_it_was` makes it again."""
+    return type(config).__name__
+
+
+def as_it_was(config: Any, kind: str | None) -> Any:
+    """Plain data as the config of OmegaConf that it was; left alone where it was another."""
+    if kind not in ("DictConfig", "ListConfig"):
+        return config
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(config)
 
 
 def _annotated(function: Callable[..., Any]) -> type | None:

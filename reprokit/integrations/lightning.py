@@ -21,8 +21,7 @@ might call it later, or twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +31,20 @@ from reprokit.capture.recorder import Recorder, Watch
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
 from reprokit.integrations._lightning_batch import (
+    Looking,
     Progress,
     check_optimizers,
     close_early,
     is_torchs,
     loop_of,
-    manual,
     pl,
     plain_step,
     scaler_of,
     stand_in,
-    terms,
-    unscaled,
     whole_step,
 )
 from reprokit.integrations._replayable import Given, Make, Replayable, checked, library, named, parts, recorded
 from reprokit.step.load import stop_if_loading
-from reprokit.step.probe import gradients_complete
 
 _helpers: Any = library("lightning.pytorch.utilities.model_helpers", "lightning")
 
@@ -75,7 +71,7 @@ class Record(pl.Callback):  # type: ignore[misc]
         self._build, self._config, self._options = checked(build, "Record"), config, options
         self.recorder: Recorder | None = None
         self._watch: Watch | None = None
-        self._backward: list[torch.Tensor] = []
+        self._looking: Looking | None = None
 
     @property
     def incidents(self) -> list[Path]:
@@ -91,15 +87,6 @@ class Record(pl.Callback):  # type: ignore[misc]
         self.recorder.__enter__()
         self._follow(trainer)
 
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        if self._watch and not pl_module.automatic_optimization:
-            self._backward.append(unscaled(trainer, loss))
-            self._watch.losses(manual(self._backward, None))
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._watch:
-            gradients_complete(judge=scaler_of(trainer) is None)
-
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._end(trainer, None)
 
@@ -109,41 +96,29 @@ class Record(pl.Callback):  # type: ignore[misc]
     def _follow(self, trainer: Any) -> None:
         """Watch each call that is a step."""
         loop = loop_of(trainer)
-        loop.run = self._watching(loop, trainer, loop.run)
-        trainer.strategy.training_step = self._looking(trainer, trainer.strategy.training_step)
+        loop.run = self._watching(loop.run)
+        self._looking = Looking(trainer, lambda found: self._watch.losses(found) if self._watch else None).__enter__()
         close_early(trainer)
 
-    def _watching(self, loop: Any, trainer: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _watching(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any) -> Any:
             assert self.recorder
             batch = next(iter(args[-1].values()))  # of the arguments of `training_step`, the first
-            with self.recorder.watch(batch) as watch, self._open(watch):
-                return run(*args)
+            with self.recorder.watch(batch) as self._watch:
+                try:
+                    return run(*args)
+                finally:
+                    self._watch = None
 
         return watched
 
-    @contextmanager
-    def _open(self, watch: Watch) -> Iterator[None]:
-        self._watch, self._backward = watch, []
-        try:
-            yield
-        finally:
-            self._watch, self._backward = None, []
-
-    def _looking(self, trainer: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-        def looked(*args: Any, **kwargs: Any) -> Any:
-            output = step(*args, **kwargs)
-            if self._watch and (found := terms(trainer, output, self._backward)):
-                self._watch.losses(found)
-            return output
-
-        return looked
-
     def _end(self, trainer: Any, error: BaseException | None) -> None:
-        recorder, trained = self.recorder, loop_of(trainer)
-        if recorder is None or "run" not in vars(trained):
+        recorder, looking = self.recorder, self._looking
+        if recorder is None or looking is None:
             return
-        del trained.run, trainer.strategy.training_step
+        self._looking = None
+        looking.__exit__()
+        del loop_of(trainer).run
         vars(trainer.precision_plugin).pop("optimizer_step", None)
         recorder.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
@@ -164,7 +139,7 @@ _DEFAULTS = {
     "accumulate_grad_batches": 1,
     "gradient_clip_val": None,
     "gradient_clip_algorithm": None,
-    "steps": -1,  # of the optimizer in all, for schedules that ask
+    "steps": 1000,  # of the optimizer in all, for schedules that ask; -1 is no end
     "plain": True,
 }
 

@@ -3,11 +3,12 @@
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from reprokit.capture.recorder import IncidentCaptured
 from reprokit.errors import BadInput
 from reprokit.failure import Kind
-from reprokit.integrations.lightning import Record
+from reprokit.integrations.lightning import Record, replayable
 from reprokit.replay.verdict import Verdict
 from reprokit.step.limits import Limits
 from reprokit.step.outcome import Status
@@ -18,17 +19,21 @@ WAYS = {  # config, trainer
     "clipped by value": ({"way": "automatic"}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
     "accumulated": ({"way": "automatic"}, {"accumulate_grad_batches": 3}),
     "bf16": ({"way": "automatic"}, {"precision": "bf16-mixed"}),
+    "fp16": ({"way": "automatic"}, {"fp16": True, "gradient_clip_val": 0.1}),
+    "fp16 manual": ({"way": "manual"}, {"fp16": True}),
     "bf16 whole": ({"way": "hooked"}, {"precision": "bf16-mixed", "gradient_clip_val": 0.1}),
     "hooked": ({"way": "hooked"}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}),
     "manual": ({"way": "manual"}, {}),
     "adversarial": ({"way": "adversarial"}, {}),
     "an optimizer of one's own": ({"way": "own"}, {}),
 }
-PLAIN = {"clipped", "bf16"}
+PLAIN = {"clipped", "bf16", "fp16"}
 
 
 def fit(lit, config, record=(), bad=None, epochs=2, **trainer):
     module = lit.build(config)
+    if trainer.pop("fp16", False):
+        trainer["plugins"] = MixedPrecision("16-mixed", "cpu")  # with a GradScaler, which is of one run
     quiet = dict.fromkeys(QUIET, False)
     trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[*record], **quiet, **trainer)
     trainer.fit(module, lit.loader(bad))
@@ -166,6 +171,17 @@ def test_a_batch_of_a_type_that_cannot_be_stored_is_named_in_one_line(lit, tmp_p
         L.Trainer(accelerator="cpu", max_epochs=1, callbacks=[record], **quiet).fit(lit.build(config), batches)
 
 
-def test_a_module_that_cannot_be_built_alone_is_refused(lit):
-    with pytest.raises(BadInput, match="configure_optimizers returned none"):
-        lit.build.harness({"seed": 0, "way": "nothing"})
+@pytest.mark.parametrize(("way", "line"), [("nothing", "returned none"), ("two", "multiple optimizers")])
+def test_a_module_that_cannot_be_built_alone_is_refused_in_one_line(lit, way, line):
+    with pytest.raises(BadInput, match=line) as refused:
+        lit.build.harness({"seed": 0, "way": way})
+    assert "\n" not in str(refused.value)
+
+
+def test_what_only_the_user_can_say_is_in_the_harness(lit):
+    teacher = torch.nn.Linear(4, 1)
+    given = {"knobs": {"seed": [1, 2]}, "extra_state": lambda module: {"teacher": teacher}}
+    build = replayable({"x": "b d"}, features=lambda module, batch: module.net(batch["x"]), **given)(lit.build._make)
+    harness = build.harness({"seed": 0, "way": "automatic"})
+    assert harness.extra_state["teacher"] is teacher and harness.knobs == given["knobs"]
+    assert harness.features({"x": torch.rand(3, 4)}).shape == (3, 1)

@@ -44,7 +44,7 @@ class Net(L.LightningModule):
     def configure_optimizers(self):
         if self.way == "nothing":
             return None
-        if self.way == "adversarial":
+        if self.way in ("adversarial", "two"):
             return [torch.optim.SGD(self.net.parameters(), 0.05), torch.optim.Adam(self.critic.parameters(), 0.01)]
         if self.way == "lbfgs":
             return torch.optim.LBFGS(self.parameters())
