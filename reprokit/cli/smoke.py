@@ -63,7 +63,7 @@ def smoke(
         common.emit(report.to_json() | {"plots": list(map(str, pictures))})
     else:
         _print(report, pictures)
-        _next(report, [entrypoint, *(["--config", config] if config else [])], asked=overfit is not None or bool(names))
+        _next(report, entrypoint, config, whole=not names, overfit=overfit is not None)
     if isinstance(trouble, ReprokitError):
         raise trouble
     return 0 if report.passed else 1
@@ -91,7 +91,7 @@ def _print(report: gates.Report, pictures: list[Path]) -> None:
     console.print(_table(report), soft_wrap=False)
     for finding in report.findings:
         if finding.verdict is Verdict.FAILED:
-            console.print(f"{finding.gate}: {escape.line(finding.advice)}", markup=False)
+            console.print(f"{finding.gate}, {escape.line(finding.check)}: {escape.line(finding.advice)}", markup=False)
     for gate, path in report.incidents:
         console.print(f"incident of {gate}  {path}", markup=False)
     for line in report.uncaptured:
@@ -101,14 +101,20 @@ def _print(report: gates.Report, pictures: list[Path]) -> None:
     console.print(gates.PROVES, style="dim")
 
 
-def _next(report: gates.Report, words: list[object], *, asked: bool) -> None:
-    """asked: for other gates than the default ones."""
+def _next(report: gates.Report, entrypoint: str, config: Path | None, *, whole: bool, overfit: bool) -> None:
+    """whole: all default gates were asked."""
+    again = ["reprokit", "smoke", entrypoint, *(["--config", config] if config else [])]
+    script = entrypoint.partition(":")[0]
     if report.incidents:
         common.next_step("reprokit", "show", report.incidents[0][1])
-    elif report.passed and not asked:
-        common.next_step("reprokit", "smoke", *words, "--overfit", 50)
-    elif not report.passed:
-        common.next_step("reprokit", "smoke", *words)
+    elif not report.passed or not whole:
+        common.next_step(*again)
+    elif not overfit:
+        common.next_step(*again, "--overfit", 50)
+    elif script.endswith(".py"):
+        common.next_step("reprokit", "run", "--", "python", script)
+    else:
+        common.next_line("train under a Recorder (docs/recorder.md)")
 
 
 def _answer(report: gates.Report) -> Text:

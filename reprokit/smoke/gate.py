@@ -40,6 +40,7 @@ class Finding:
     advice: str = ""  # what to do next; a changed experiment is called one
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
     lap: int = 1  # the batch that shows it, which an incident of it holds
+    batch: Any = field(default=None, repr=False, compare=False)  # or this one, where a gate made it
 
     def on(self, lap: int) -> Finding:
         """The same, of another batch than the first."""

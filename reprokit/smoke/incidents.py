@@ -7,9 +7,10 @@ it begins, with no signature: state and batch are there to be looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from reprokit import _files
 from reprokit.capture.logs import one_line
@@ -25,38 +26,50 @@ def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], li
     failed = [one for one in findings if one.verdict is Verdict.FAILED]
     if subject.out is None or not failed:
         return [], []
-    if not subject.batches:
-        return [], [f"no incident, because {subject.no_batches or 'there is no batch'}"]
     paths: list[Path] = []
-    for lap in sorted({min(one.lap, len(subject.batches)) for one in failed}):
-        reason = f"{PREFIX} {failed[0].gate}\n" + "\n".join(map(_line, failed))
+    ended = False  # by a failure of its own: later laps begin with that step
+    for batches, shown in _cases(subject, failed):
+        if ended and shown[0].batch is None:
+            continue
+        if not batches:
+            return paths, [f"no incident, because {subject.no_batches or 'there is no batch'}"]
+        reason = f"{PREFIX} {failed[0].gate}\n" + "\n".join(map(_line, shown))
         try:
-            own = _failing(subject, reason, lap)
-            path = own or _as_it_begins(subject, reason, lap)
+            own = _failing(subject, reason, batches)
+            path = own or _as_it_begins(subject, reason, batches)
         except Exception as error:  # what cannot be captured is said, and stops no other gate
             return paths, [f"no incident: {type(error).__name__}: {one_line(error)}"]
         if path is None:
             return paths, ["no incident was written"]
         paths.append(_renamed(path, failed[0].gate))
-        if own:
-            break  # later laps begin with this step
+        ended = ended or (own is not None and shown[0].batch is None)
     return paths, []
 
 
-def _failing(subject: Subject, reason: str, lap: int) -> Path | None:
-    """Of a step that fails by itself, up to this lap."""
+def _cases(subject: Subject, failed: Sequence[Finding]) -> Iterator[tuple[list[Any], list[Finding]]]:
+    """Batches up to one that shows a failure, and the findings that it shows."""
+    ours = [one for one in failed if one.batch is None]
+    for lap in sorted({one.lap for one in ours}):
+        yield list(subject.batches[:lap]), [one for one in ours if one.lap == lap]
+    for finding in failed:
+        if finding.batch is not None:
+            yield [finding.batch], [finding]
+
+
+def _failing(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
+    """Of a step that fails by itself, with one of these."""
     recorder = _recorder(subject, reason)
     with suppress(Exception), recorder:
-        for batch in subject.batches[:lap]:
+        for batch in batches:
             recorder.step(copied(batch))
     return recorder.incidents[-1] if recorder.incidents else None
 
 
-def _as_it_begins(subject: Subject, reason: str, lap: int) -> Path | None:
+def _as_it_begins(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
     with _recorder(subject, reason) as recorder:
-        for batch in subject.batches[: lap - 1]:
+        for batch in batches[:-1]:
             recorder.step(copied(batch))
-        with recorder.watch(copied(subject.batches[lap - 1])):
+        with recorder.watch(copied(batches[-1])):
             return recorder.capture(reason)
 
 

@@ -127,4 +127,12 @@ def _in_time(fetch: Callable[[], T]) -> T | None:
 
 def _timed(loader: Any) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
     timed = getattr(loader, "timed", None)
-    yield from timed() if callable(timed) else ((batch, None) for batch in loader)
+    if not callable(timed):
+        yield from ((batch, None) for batch in loader)
+        return
+    for pair in timed():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Mapping)):
+            raise BadInput(
+                f"the loader's timed() yields a {type(pair).__name__}; expected a batch and a mapping of indices"
+            )
+        yield pair

@@ -62,7 +62,7 @@ class Times:
                     return self._gate.failed(self._check, expected, observed, _ADVICE).on(lap)
         if not compared:
             return self._gate.not_applicable(self._check, "no two views were told of")
-        observed = f"equal in all {compared} compared"
+        observed = f"equal in all {compared} compared, of {', '.join(told[0])}"
         return self._gate.passed(self._check, expected, observed, compared=compared)
 
 

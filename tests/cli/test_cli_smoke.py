@@ -48,7 +48,8 @@ def test_the_answer_is_first_the_next_step_last(cli, script):
     lines = out.strip().splitlines()
     assert code == 0
     assert lines[0].startswith("PASSED  ")
-    assert "plumbing, not accuracy" in lines[-1]
+    assert "plumbing, not accuracy" in lines[-2]
+    assert lines[-1] == f"next: reprokit smoke {script}"
     assert lines[1].split() == ["gate", "check", "expected", "observed", "verdict"]
     code, out, _ = cli("smoke", script, "--only", "numbers,gradients,shapes,leakage", "--seed", "3")
     assert code == 0 and "n/a" in out

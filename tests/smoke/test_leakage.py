@@ -106,7 +106,19 @@ def test_an_encoder_that_is_wrong_is_caught_by_the_check_that_is_there_for_it(pl
 def test_an_encoder_that_says_that_it_sees_all_is_not_asked(plain):
     found = asked(plain, encoder(attn_mode="full"))
     assert {one.verdict for one in found.values()} == {UNASKED}
-    assert "says that it is not causal" in found[PAST].observed
+    assert "says that it is not causal" in found[f"{PAST} (net)"].observed
+
+
+def test_each_of_several_encoders_is_asked(plain):
+    torch.manual_seed(0)
+    modules = {"student": encoder(), "teacher": encoder(Full), "free": encoder(attn_mode="full")}
+    step = lambda _, batch: sum(
+        net((batch["clip"].float() / 255).transpose(1, 2)).square().mean() for net in modules.values()
+    )
+    batches = [{"clip": plain.clips(0, (2, 4, 3, 16, 16))}]
+    found = plain.rows(Leakage(), plain.subject(lambda: plain.harness(step, modules=modules), batches))
+    verdicts = [found[f"{PAST} ({name})"].verdict for name in modules]
+    assert verdicts == [PASSED, FAILED, UNASKED]
 
 
 def test_one_that_says_nothing_is_asked(plain):

@@ -131,6 +131,14 @@ def test_what_a_loader_refuses_is_bad_input(script, tmp_path):
         )
 
 
+def test_a_method_of_that_name_that_means_something_else(script, tmp_path):
+    other = SCRIPT.replace(
+        "    def __iter__", '    def timed(self):\n        yield {"a": 1, "b": 2}\n\n    def __iter__'
+    )
+    with pytest.raises(BadInput, match=r"timed\(\) yields a dict"):
+        opened(script(other), config(tmp_path), root=tmp_path)
+
+
 def test_the_reference_loader_tells_its_times(mutants):
     subject = mutants.subject()
     assert [set(one) for one in subject.times] == [{"global", "local"}] * 2

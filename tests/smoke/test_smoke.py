@@ -132,6 +132,16 @@ def test_each_failing_batch_of_a_gate_has_its_incident(mutants, tmp_path):
     assert not Incident.open(path).batch()["local"].any()
 
 
+def test_a_batch_that_a_gate_made_is_the_one_that_its_incident_holds(mutants, tmp_path):
+    subject = mutants.subject(mutants.floats)
+    made = {**subject.batches[0], "global": torch.full_like(subject.batches[0]["global"], float("nan"))}
+    report = smoke(replace(subject, out=tmp_path), [Says(replace(BAD, batch=made))])
+    ((_, path),) = report.incidents
+    incident = Incident.open(path)
+    assert incident.batch()["global"].isnan().all()
+    assert incident.manifest.signature.kind == "nonfinite_loss"
+
+
 def test_why_a_failure_is_not_captured_is_said(plain, tmp_path):
     subject = plain.subject(batches=[], out=tmp_path)
     report = smoke(subject, [Says(BAD)])

@@ -9,13 +9,14 @@ know of earlier ones, and that patches of a frame know of each other. [CLS] sees
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from reprokit.harness import Harness
+from reprokit.smoke.bench import eager
 from reprokit.smoke.clips import CLIP, Trials, tokens_in
 from reprokit.smoke.encoders import encoders
 from reprokit.smoke.gate import Finding, Gate, Subject
@@ -48,17 +49,16 @@ class Leakage(Gate):
             elif shapes[name][2] // encoder.tubelet_size < 2:
                 why = f"a clip of {name} is one tubelet long"
             else:
-                yield from self._asked(name, encoder, shapes[name], subject.seed, harness.device)
-                continue
-            yield from (self.not_applicable(check, why) for check in CHECKS)
+                why, of = "", f" ({name})" if len(found) > 1 else ""
+                for one in self._asked(name, encoder, shapes[name], subject.seed):
+                    yield replace(one, check=one.check + of)
+            yield from (self.not_applicable(f"{check} ({name})", why) for check in CHECKS if why)
 
-    def _asked(
-        self, name: str, encoder: Any, shape: tuple[int, ...], seed: int, device: torch.device
-    ) -> Iterator[Finding]:
+    def _asked(self, name: str, encoder: Any, shape: tuple[int, ...], seed: int) -> Iterator[Finding]:
         training = {module: module.training for module in encoder.modules()}
         encoder.eval()
         try:
-            clips = _Clips(encoder, shape, seed, device)
+            clips = _Clips(encoder, shape, seed)
             if clips.problem:
                 yield self.failed(PAST, _EXPECTED[PAST], clips.problem, "an encoder must say something of noise, too")
             if why := clips.problem or clips.cannot:
@@ -106,13 +106,13 @@ class _Answer:
 class _Clips:
     """Clips of noise that differ in some places, and the tokens that they give: [time, patches of a frame, width]."""
 
-    def __init__(self, encoder: Any, shape: tuple[int, ...], seed: int, device: torch.device) -> None:
+    def __init__(self, encoder: Any, shape: tuple[int, ...], seed: int) -> None:
         self._encoder, self._tubelet, self._patch = encoder, encoder.tubelet_size, encoder.patch_size
         self._count = patches_of(encoder, (1, *shape[1:]))
         self._times = shape[2] // self._tubelet
         generator, size = Generator().manual_seed(seed), (1, *shape[1:])
-        kind = next((p.dtype for p in encoder.parameters()), torch.float32)
-        self._clip, self._other = (torch.randn(size, generator=generator).to(device, kind) for _ in range(2))
+        like = next(encoder.parameters(), torch.empty(0))
+        self._clip, self._other = (torch.randn(size, generator=generator).to(like.device, like.dtype) for _ in range(2))
         self.cannot = ""
         self._base, self.problem = self._tokens(self._clip)
         self._cuts = sorted({self._times - 1, self._times // 2} - {0})
@@ -161,7 +161,7 @@ class _Clips:
         return (tokens - self._base).abs().amax(-1)
 
     def _tokens(self, clip: Tensor) -> tuple[Tensor, str]:
-        with torch.no_grad():
+        with torch.no_grad(), eager():
             output = self._encoder(clip)
         found = tokens_in(output)
         if found is None:

@@ -16,6 +16,7 @@ import torch
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
 from reprokit.layout import Layout
+from reprokit.smoke.bench import eager
 from reprokit.smoke.clips import CLIP, Received, Seen, Trials, noise, other_frame, pictures, tokens_in
 from reprokit.smoke.encoders import encoders
 from reprokit.smoke.gate import Finding, Gate, Subject
@@ -177,7 +178,7 @@ def _evaluated(encoder: Any, clip: torch.Tensor) -> int | None:
     training = encoder.training
     encoder.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager():
             found = tokens_in(encoder(clip[:1]))
     finally:
         encoder.train(training)
