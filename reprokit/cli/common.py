@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from reprokit import incident as incidents
+from reprokit.cli import streams
 from reprokit.cli.pulse import Pulse
 from reprokit.reduce.result import Reduction
 from reprokit.replay.choose import ENGINES
@@ -37,9 +38,7 @@ Timeout = Annotated[
     float, typer.Option(min=0.001, max=1e6, help="Seconds for one evaluation; past it, that is a hang.")
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Attempts at the same time.")]
-Image = Annotated[
-    str | None, typer.Option(help="Use this image as it is; `captured`: the one that training ran in.")
-]
+Image = Annotated[str | None, typer.Option(help="Use this image as it is; `captured`: the one that training ran in.")]
 Base = Annotated[str | None, typer.Option("--base-image", help="Image that the replay image is built on.")]
 Wheels = Annotated[Path | None, typer.Option("--wheelhouse", help="A folder of wheels, instead of this machine's pip.")]
 Compiler = Annotated[bool, typer.Option("--compiler", help="The image has a C++ compiler, for torch.compile.")]
@@ -57,12 +56,21 @@ Socket = Annotated[
     typer.Option(metavar="PATH", callback=_at, help="Where Docker or Podman answers, instead of DOCKER_HOST."),
 ]
 
-err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)  # a path stays one word
+
+class Screen(Console):
+    """One that does not end the process where nobody reads."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        streams.unread(self.file)
+
+
+err = Screen(stderr=True, highlight=False, soft_wrap=True, emoji=False)  # a path stays one word
 
 
 def out() -> Console:
     """For what the verb says; made when it is used, since tests replace stdout."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+    return Screen(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
 
 
 def safe(text: str) -> str:
@@ -82,7 +90,7 @@ def next_line(command: str) -> None:
 
 def emit(data: Mapping[str, Any]) -> None:
     """The verb's answer for programs: strict JSON, one object."""
-    print(json.dumps(data, allow_nan=False))
+    streams.answer(json.dumps(data, allow_nan=False))
 
 
 class Bars(Progress):

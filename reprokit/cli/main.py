@@ -6,14 +6,14 @@ user can meet is one line on stderr and an exit code; `--debug` anywhere on the 
 
 from __future__ import annotations
 
-import signal
 import sys
+from contextlib import nullcontext, suppress
 from importlib import import_module
-from types import FrameType
 
 import typer
 
 import reprokit
+from reprokit.cli import signals, streams
 from reprokit.errors import Interrupted, ReprokitError
 
 VERBS = {
@@ -30,7 +30,6 @@ VERBS = {
     "run": "Train under supervision: a process that dies in a step leaves an incident.",
 }
 INTERRUPTED = Interrupted.exit_code
-TERMINATED = 143  # and of one that SIGTERM ended
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -38,24 +37,26 @@ def run(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, others = _own(words)
     debug = "--debug" in words
-    terminated: list[int] = []
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        """So that processes, containers and scratch files go, too."""
-        terminated.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    ending = signals.Ending()
+    ending.listen()
+    streams.whole()
+    as_json = "--json" in words
     words = [word for word in words if word != "--debug"] + others
     try:
-        code = _verb(words)
+        with streams.kept_for_answer() if as_json else nullcontext():
+            code = _verb(words)
         if code == INTERRUPTED:  # typer's word for it
             raise KeyboardInterrupt
-    except (Exception, KeyboardInterrupt) as error:
+        streams.flush()
+    except BaseException as error:  # SystemExit too: it is of somebody's code, and its code is no verdict
         if debug and not isinstance(error, typer.TyperException):
             raise
         code = _report(error)
-    sys.exit(TERMINATED if code == INTERRUPTED and terminated else code)
+    code = 128 + ending.number if code == INTERRUPTED and ending.number else code
+    if arguments is None:
+        ending.exit(code)
+    ending.over()
+    sys.exit(code)
 
 
 def _own(words: list[str]) -> tuple[list[str], list[str]]:
@@ -107,5 +108,6 @@ def _report(error: BaseException) -> int:
         line, code = f"unexpected {type(error).__name__}: {error}; --debug shows where, please report it", 1
     if line:
         shown = "".join(one if one.isprintable() else "?" for one in " ".join(line.split()))
-        print(f"reprokit: {shown}", file=sys.stderr)
+        with suppress(OSError):  # the code says it as well
+            print(f"reprokit: {shown}", file=sys.stderr, flush=True)
     return code

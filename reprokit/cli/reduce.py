@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -134,9 +135,9 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed once; the second time ends everything."""
     pressed: list[int] = []
 
-    def note(number: int, _: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if pressed:
-            raise KeyboardInterrupt
+            (before if callable(before) else signal.default_int_handler)(number, frame)
         pressed.append(number)
         common.err.print("stopping after this evaluation; the best so far is kept (again: stop at once)")
 

@@ -21,7 +21,7 @@ def connect(*, timeout: int = _PATIENCE, connections: int = 10) -> docker.Docker
     try:
         client = docker.from_env(timeout=timeout, max_pool_size=connections)
         client.ping()
-    except Silent as error:
+    except (*Silent, ValueError) as error:  # the latter for a DOCKER_HOST that is no address
         where = os.environ.get("DOCKER_HOST", "its usual socket")
         denied = "Permission denied" in str(error)
         what, remedy = ("refuses you", "join its group") if denied else ("does not answer", "start it")

@@ -44,7 +44,7 @@ class Journal:
         self.broken = ""  # one line, once it cannot be written any more
         self._handle = handle
         self._passing = passing  # of no use once the run is over
-        self._counting = sum(attempt.counts for attempt in attempts)
+        self._count, self._counting = len(attempts), sum(attempt.counts for attempt in attempts)
 
     @classmethod
     def open(cls, folder: Path, asked: Mapping[str, Any], *, resume: bool = False, passing: bool = False) -> Journal:
@@ -78,8 +78,9 @@ class Journal:
         if self._handle is None or self.folder is None or self.broken:
             return
         try:
+            self._count += 1
             self._counting += attempt.counts  # first: whoever interrupts the next line may have it on the disk
-            self._log(attempt, self.folder / LOGS)
+            _write_log(attempt, _log_of(self.folder, attempt.index))
             _lines.append(self._handle, _lines.line({"attempt": _plain(attempt)}), sync=True)
         except OSError as error:
             self.broken = f"{self.folder}: {error.strerror}; attempts go on, but cannot be resumed from here"
@@ -94,6 +95,9 @@ class Journal:
         except ReprokitError as error:
             if left := self._left():
                 error.args = (f"{error}; {self._counting} attempts kept, to go on from there: --resume {left}",)
+            raise
+        except BaseException:  # an error of ours, or of somebody's code in here
+            self._left()
             raise
         over = replay.stopped != "infrastructure"
         if over and self._passing and self.folder:
@@ -115,20 +119,15 @@ class Journal:
     def _left(self) -> Path | None:
         """The folder, unless there is nothing in it to go on from."""
         if self.folder and not self._counting:
-            shutil.rmtree(self.folder / LOGS, ignore_errors=True)
             with suppress(OSError):
+                for index in range(self._count):
+                    _log_of(self.folder, index).unlink(missing_ok=True)
                 (self.folder / FILE).unlink()
-                self.folder.rmdir()  # if there is nothing else in it
+            for ours in (self.folder / LOGS, self.folder):
+                with suppress(OSError):
+                    ours.rmdir()  # if there is nothing else in it: the user chose the place, and may have more there
             return None
         return self.folder
-
-    def _log(self, attempt: Attempt, folder: Path) -> None:
-        """What its process printed last, or what is known instead."""
-        outcome = attempt.outcome
-        exit_code = [] if outcome.exit_code is None else [f"exit code {outcome.exit_code}"]
-        if text := "\n".join([*exit_code, *filter(None, dict.fromkeys((outcome.detail, outcome.log)))]):
-            folder.mkdir(exist_ok=True)
-            (folder / f"{attempt.index:04d}.txt").write_text(f"{text}\n", errors="replace")
 
 
 def opened(
@@ -178,6 +177,19 @@ def _record(line: bytes) -> int | Attempt | None:
     data = _lines.parsed(line)
     base = data.get("base")
     return base if type(base) is int else _attempt(data)
+
+
+def _log_of(folder: Path, index: int) -> Path:
+    return folder / LOGS / f"{index:04d}.txt"
+
+
+def _write_log(attempt: Attempt, path: Path) -> None:
+    """What its process printed last, or what is known instead."""
+    outcome = attempt.outcome
+    exit_code = [] if outcome.exit_code is None else [f"exit code {outcome.exit_code}"]
+    if text := "\n".join([*exit_code, *filter(None, dict.fromkeys((outcome.detail, outcome.log)))]):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{text}\n", errors="replace")
 
 
 def _plain(attempt: Attempt) -> dict[str, Any]:

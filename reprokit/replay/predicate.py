@@ -37,7 +37,9 @@ class Predicate:
             return outcome
         try:
             fails = self.function(outcome.to_json())
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too, whose code would be taken for a verdict
             raise BadInput(f"--predicate {self.name}: raised {type(error).__name__}: {error}; mend it") from error
         if type(fails) is not bool:
             raise BadInput(f"--predicate {self.name}: returned {type(fails).__name__}; return True or False")
@@ -53,7 +55,9 @@ def load(name: str) -> Predicate:
         raise BadInput(f"--predicate {name}: not a function's place; {_HOW}")
     try:
         module = _file(Path(where)) if where.endswith(".py") else _module(where)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise BadInput(f"--predicate {name}: cannot be imported ({type(error).__name__}: {error}); {_HOW}") from error
     found = getattr(module, function, None)
     if not callable(found):

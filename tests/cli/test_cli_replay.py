@@ -203,3 +203,14 @@ def test_ctrl_c_ends_processes_says_what_is_known_and_can_be_gone_on_with(made, 
     done = subprocess.run([*command, "--resume", out, "--json"], stdout=subprocess.PIPE, text=True)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and (found["n"], found["fail"]) == (3, 3)
+
+
+@pytest.mark.parametrize("body", ["import sys; sys.exit(0)", "raise SystemExit", "raise GeneratorExit"])
+def test_a_predicate_that_exits_gives_no_verdict(made, cli, play, tmp_path, body):
+    (tmp_path / "mine.py").write_text(f"def fails(outcome):\n    {body}\n")
+    play(PASS)
+    code, out, err = cli("replay", made(), "-n", 2, "--predicate", f"{tmp_path}/mine.py:fails", "--json")
+    assert (code, out) == (2, "") and "mend it" in err
+    (tmp_path / "early.py").write_text(f"{body}\n")
+    code, out, err = cli("replay", made(name="again"), "-n", 2, "--predicate", f"{tmp_path}/early.py:fails", "--json")
+    assert (code, out) == (2, "") and "cannot be imported" in err

@@ -273,3 +273,14 @@ def test_what_nobody_came_back_to_goes_after_a_month(home):
 def test_one_place_is_enough(tmp_path):
     with pytest.raises(BadInput, match="leave out --out"):
         opened(tmp_path / "a", tmp_path / "b", ASKED, keep=True, say=pytest.fail)
+
+
+def test_nothing_of_the_users_goes_with_attempts_that_nobody_can_go_on_from(tmp_path):
+    """The folder of --out may be one that is there, with logs of training in it."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/train.txt").write_text("precious")
+    with Journal.open(tmp_path, ASKED) as journal:
+        broke = Attempt(index=0, outcome=Outcome(status=Status.INFRA, detail="lost"), inputs={}, number=0)
+        with pytest.raises(ZeroDivisionError):
+            journal.ended(lambda: (journal.keep(broke), 1 / 0))
+    assert [path.name for path in tmp_path.rglob("*")] == ["logs", "train.txt"]
