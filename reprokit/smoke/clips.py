@@ -22,6 +22,7 @@ from reprokit.layout import SHARED, Layout
 from reprokit.smoke.bench import Bench, eager
 from reprokit.smoke.encoders import encoders
 from reprokit.smoke.laps import copied
+from reprokit.step import rng
 from reprokit.step.finite import all_finite
 from reprokit.step.probe import named_terms
 
@@ -64,7 +65,9 @@ class Trials(Bench):
         """The step alone, on a copy of the batch. What it raises is in what was seen. A step that optimizes by itself
         does so; its state is restored. seed: by another than the usual one."""
         seen = Seen()
-        self.rewind(seed)
+        self.rewind()
+        if seed is not None:
+            rng.seed(seed)
         with eager(), listening(self.harness, self._sizes(batch), seen.received):
             try:
                 with autocasting(self.harness):
