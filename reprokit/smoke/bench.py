@@ -1,6 +1,6 @@
 """A step that is run again and again from one state, with the same random numbers.
 
-What two runs differ by is then what was changed between them: the batch, the precision, the seed. Parameters, buffers,
+What two runs differ by is then what was changed between them: the batch, or the precision. Parameters, buffers,
 optimizers and generators that the harness lists are put back before each run; batches are copied, since a step may
 write into its own. Costs a copy of the state.
 """
@@ -30,14 +30,14 @@ class Bench:
         self.harness, self._seed = harness, seed
         self._state = take_state(harness)
 
-    def rewind(self, seed: int | None = None) -> None:
-        """Back to the start, with the generators seeded; seed: by another than the bench's own."""
+    def rewind(self) -> None:
+        """Back to the start, with the generators seeded."""
         put_state(self.harness, self._state)
-        rng.seed(self._seed if seed is None else seed)
+        rng.seed(self._seed)
 
-    def step(self, batch: Any, *, seed: int | None = None, until: Kind | None = Kind.NONFINITE_GRAD) -> Probe:
+    def step(self, batch: Any, *, until: Kind | None = Kind.NONFINITE_GRAD) -> Probe:
         """What one step shows up to its gradients. Raises what the step does."""
-        self.rewind(seed)
+        self.rewind()
         return one_step(self.harness, batch, until=until)
 
 

@@ -37,7 +37,7 @@ class Doors:
     """A context around a forward pass. After it: `calls`, in order. change: what is let in, in the place of what came
     from data. What a backward pass computes anew is no call. Keeps inputs and outputs alive as long as it lives."""
 
-    def __init__(self, harness: Harness, change: Change = lambda _call, _place, tensor: tensor) -> None:
+    def __init__(self, harness: Harness, change: Change | None = None) -> None:
         self._modules, self._change = named_modules(harness), change
         self._depth, self._eager = 0, ExitStack()
         self._hooks: list[Any] = []
@@ -71,13 +71,14 @@ class Doors:
         if self._depth > 1:
             return None
         self.calls.append(Call(module=name))
-        return tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+        let_in = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+        return let_in if self._change else None  # a module may write into a list that it is given
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.requires_grad:
             return tensor
         inputs = self.calls[-1].inputs
-        inputs.append(self._change(len(self.calls) - 1, len(inputs), tensor))
+        inputs.append(self._change(len(self.calls) - 1, len(inputs), tensor) if self._change else tensor)
         return inputs[-1]
 
     def _leave(self, _module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -69,31 +69,33 @@ class Peak:
             self.most = max(self.most, self._now())
 
     def _now(self) -> int:
-        return allocated(self._device) or int(psutil.Process().memory_info().rss)
+        counted = allocated(self._device)
+        return int(psutil.Process().memory_info().rss) if counted is None else counted
 
 
-def allocated(device: torch.device) -> int:
-    """Bytes that are allocated on a device; 0 where it does not count them."""
-    for name in ("memory_allocated", "current_allocated_memory"):
-        if device.type != "cpu" and hasattr(module := _module(device), name):
-            return int(getattr(module, name)(*([device] if name == "memory_allocated" else [])))
-    return 0
+def allocated(device: torch.device) -> int | None:
+    """Bytes that are allocated on a device; None where it does not count them."""
+    module: Any = None if device.type == "cpu" else _module(device)
+    if hasattr(module, "memory_allocated"):
+        return int(module.memory_allocated(device))
+    return int(module.current_allocated_memory()) if hasattr(module, "current_allocated_memory") else None  # MPS
 
 
 def kept(step: Callable[[], object], device: torch.device, times: int) -> list[Mapping[str, int]]:
     """Run a step so many times; bytes that are alive after each: of tensors, and of Python's own objects."""
     found: list[Mapping[str, int]] = []
+    counted = None if allocated(device) is None else device
     alive: dict[int, tuple[StorageWeakRef, int]] = {}
     with _traced():
         for _ in range(times):
-            with eager(), Births(counted=device if allocated(device) else None) as births:
+            with eager(), Births(counted) as births:
                 step()
             synchronize(device)
             gc.collect()
             known = births.found | alive  # those that are known stay as they are: new ones would count as growth
             alive = {key: one for key, one in known.items() if not one[0].expired()}
             del births, known
-            tensors = allocated(device) + sum(size for _, size in alive.values())
+            tensors = (allocated(device) or 0) + sum(size for _, size in alive.values())
             found.append({"tensors": tensors, "objects": tracemalloc.get_traced_memory()[0]})
     return found
 

@@ -38,6 +38,7 @@ def test_a_deviation_of_zero_is_found_at_flat_content_alone():
     found = rows(Extremes(), subject(config=config(data__standardize="frame")))
     assert failed(found) == [LARGE, SMALL, CONSTANT]
     assert found[CONSTANT].observed == "nonfinite_loss at pred_loss, first in encoder.embed"
+    assert found[CONSTANT].batch["global"].unique().numel() == 1 and found[EMPTY].batch is None
 
 
 def test_an_error_of_python_passes_and_is_called_unclear():

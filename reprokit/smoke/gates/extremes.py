@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from reprokit.layout import Layout
 from reprokit.smoke import drift, hostile
 from reprokit.smoke.bench import Bench
 from reprokit.smoke.doors import Change, Doors
-from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.smoke.gate import Finding, Gate, Subject, Verdict
 
 NUDGE = 0.1  # of what a module gets, in its deviations: 5 of 255 grey levels after the statistics of ImageNet
 _LONGEST = 120  # characters of an error that are shown
@@ -81,7 +81,7 @@ class Extremes(Gate):
         changeable = hostile.content(batch, layout)
         for check, make in _KINDS:
             if changeable:
-                yield self._survived(check, _outcome(bench, hostile.changed(batch, layout, make)))
+                yield self._survives(bench, check, hostile.changed(batch, layout, make))
             else:
                 yield self.not_applicable(check, "the batch has no entry of floats, and no images of bytes")
 
@@ -90,7 +90,11 @@ class Extremes(Gate):
         empty = hostile.without_samples(batch, layout)
         if empty is None:
             return self.not_applicable(check, f"the layout names no axis of samples, {hostile.SAMPLES!r}")
-        return self._survived(check, _outcome(bench, empty))
+        return self._survives(bench, check, empty)
+
+    def _survives(self, bench: Bench, check: str, batch: Any) -> Finding:
+        found = self._survived(check, _outcome(bench, batch))
+        return replace(found, batch=batch if found.verdict is Verdict.FAILED else None)
 
     def _survived(self, check: str, outcome: _Outcome) -> Finding:
         if outcome.symptom is None:
@@ -107,7 +111,8 @@ class Extremes(Gate):
             other = _outcome(bench, hostile.changed(batch, layout, hostile.mirrored, [entry]))
             if other.error or other.loss != usual.loss:
                 poisoned = hostile.changed(batch, layout, hostile.missing, [entry])
-                yield self._came_out(check, _outcome(bench, poisoned))
+                found = self._came_out(check, _outcome(bench, poisoned))
+                yield replace(found, batch=poisoned if found.verdict is Verdict.FAILED else None)
             else:
                 yield self.not_applicable(check, "the loss does not depend on it")
         if not floats:
@@ -140,11 +145,12 @@ class Extremes(Gate):
         leaves: dict[tuple[int, int], torch.Tensor] = {}
 
         def watched(number: int, place: int, tensor: torch.Tensor) -> torch.Tensor:
-            return leaves.setdefault((number, place), tensor.detach().requires_grad_())
+            leaf = leaves.setdefault((number, place), tensor.detach().clone().requires_grad_())
+            return leaf.clone()  # which may be written into
 
         before = _outcome(bench, batch, watched)
-        if before.error or before.symptom:  # though without a gradient to its inputs it passes
-            return self._survived(check, before)
+        if before.error:  # though without a gradient to its inputs it runs
+            return self.not_applicable(check, f"with a gradient to its inputs the step is {before.told}")
         nudges = {key: _nudge(leaf) for key, leaf in leaves.items() if leaf.grad is not None and leaf.grad.any()}
         if not nudges:
             return self.not_applicable(check, "no gradient reaches anything that a module gets from the batch")
@@ -177,7 +183,7 @@ class Extremes(Gate):
 def _outcome(bench: Bench, batch: Any, change: Change | None = None) -> _Outcome:
     """What the step makes of a batch; change: of what modules get from it."""
     try:
-        with warnings.catch_warnings(action="ignore"), Doors(bench.harness, *([change] if change else [])):
+        with warnings.catch_warnings(action="ignore"), Doors(bench.harness, change):
             probe = bench.step(batch)
     except Exception as error:
         clear = bool(said(error).strip()) and not isinstance(error, _UNCLEAR)

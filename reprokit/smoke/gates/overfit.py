@@ -19,17 +19,19 @@ from reprokit.failure import Kind
 from reprokit.harness import Harness, parameters
 from reprokit.layout import Layout
 from reprokit.smoke import course
-from reprokit.smoke.bench import Bench
+from reprokit.smoke.bench import Bench, one_step
 from reprokit.smoke.course import Course
 from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.step import rng
 from reprokit.step.detectors.collapse import Moments, look_at_features, moments
 from reprokit.step.detectors.view import Spectrum
 from reprokit.step.limits import Limits
+from reprokit.tree import digest
 
 FEWEST, MOST = 50, 100  # steps: a warm-up of AdamW takes some ten; past a hundred one batch shows nothing new
 WINDOW = 5  # the moving average is over so large a part of the steps
 LEAST_FALL = 1e-3  # of the loss: a fall below that is rounding, or a learning rate that shows nothing in these steps
-DRAWS = 8  # of a term that no seed controls: two values farther apart than these are chance once in 45 times
+DRAWS = 8  # of a term that no seed controls: two more are farther apart than all of these once in 45 times
 WIDEST = 100  # deviation before, in multiples of that after, past which features are on their way to one point
 SHRUNK = 8  # the same of their absolute size: the healthy reference model goes down to a fifth, and comes back
 LITTLE = 1.0  # of that size: what was far too large at first, and is of order one at last, has only found its scale
@@ -82,25 +84,24 @@ class Overfit(Gate):
     def _first_loss(self, subject: Subject, batch: Any) -> tuple[Finding, float]:
         """And how far the loss moves although nothing was changed."""
         check, expected = "the first loss under one seed", "equal in two builds"
-        until = Kind.NONFINITE_LOSS
-        bench, other = Bench(subject.harness(), subject.seed), Bench(subject.harness(), subject.seed)
-        here, there = (one.step(batch, until=until).losses for one in (bench, other))
+        (ours, here), (theirs, there) = (_begun(subject, batch) for _ in range(2))
         if repr(here) == repr(there):  # NaN equals itself here; that it is one, others say
             return self.passed(check, expected, f"equal: {_number(here['loss'])}", loss=here["loss"]), 0.0
-        advice = "seed what build draws (torch.manual_seed before the modules are made)"
-        if changed := _differing(bench, other):
-            return self.failed(check, expected, f"two builds give other weights, as in {changed}", advice), 0.0
-        drawn = [bench.step(batch, seed=subject.seed + 1 + draw, until=until).losses for draw in range(DRAWS)]
-        reach = {term: 2 * _range([terms[term] for terms in drawn]) for term in here}
-        off = {term: abs(here[term] - there[term]) for term in here}
+        advice = "seed what build draws (torch.manual_seed before it makes modules), and keep nothing between builds"
+        if changed := [name for name in ours if ours[name] != theirs.get(name)]:
+            return self.failed(check, expected, f"two builds give other weights, as in {changed[0]}", advice), 0.0
+        bench, until = Bench(subject.harness(), subject.seed), Kind.NONFINITE_LOSS
+        again = [bench.step(batch, until=until).losses for _ in range(DRAWS)]
+        reach = {term: 2 * _range([terms.get(term, value) for terms in again]) for term, value in here.items()}
+        off = {term: abs(value - there.get(term, value)) for term, value in here.items()}
         worst = max(here, key=lambda term: (off[term] > reach[term], off[term]))
-        told = f"{worst} is {_number(here[worst])}, then {_number(there[worst])}"
+        told = f"{worst} is {_number(here[worst])}, then {_number(there.get(worst, 0.0))}"
         numbers: dict[str, Any] = {"difference": off[worst], "tolerance": reach[worst]}
         if any(off[term] > reach[term] for term in here):
-            more = f"{told}; {DRAWS} other draws move it by {_number(reach[worst] / 2)} at most"
-            return self.failed(check, expected, more, "seed what the step draws", **numbers), reach["loss"]
-        within = f"{told}: within the {_number(reach[worst])} by which it is redrawn, by a generator that no seed sets"
-        return self.passed(check, f"{expected}, or as near as its own draws", within, **numbers), reach["loss"]
+            more = f"{told}; {DRAWS} runs of one build differ by {_number(reach[worst] / 2)}"
+            return self.failed(check, expected, more, advice, **numbers), reach["loss"]
+        within = f"{told}: within {_number(reach[worst])}, twice what {DRAWS} runs of one build differ by"
+        return self.passed(check, f"{expected}, or as near as runs of one", within, **numbers), reach["loss"]
 
     def _bounded(self, taken: Course) -> Finding:
         check, expected = "losses and gradients stay bounded", f"finite and bounded over {self._steps} steps"
@@ -180,16 +181,12 @@ class Overfit(Gate):
         return self._steps // WINDOW
 
 
-def _differing(one: Bench, other: Bench) -> str:
-    """The first parameter in which two benches begin differently; "" where there is none."""
-    for bench in (one, other):
-        bench.rewind()
-    here, there = _values(one.harness), _values(other.harness)
-    return next((name for name in here if name not in there or not torch.equal(here[name], there[name])), "")
-
-
-def _values(harness: Harness) -> Mapping[str, torch.Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in parameters(harness).items()}
+def _begun(subject: Subject, batch: Any) -> tuple[Mapping[str, str], Mapping[str, float]]:
+    """Of a harness as it is built: hashes of its parameters by name, and the terms of its first loss."""
+    harness = subject.harness()
+    weights = {name: digest(tensor) for name, tensor in parameters(harness).items()}
+    rng.seed(subject.seed)
+    return weights, one_step(harness, batch, until=Kind.NONFINITE_LOSS).losses
 
 
 def _judged(taken: Course, features: tuple[Moments | None, Moments | None], samples: int) -> list[_Judged]:
