@@ -10,16 +10,19 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from reprokit.capture import redact
-from reprokit.incident import Draft, Incident
+from reprokit.incident import Draft, Incident, Manifest
 from reprokit.replay.result import Replay
 from reprokit.replay.strata import Attempt
 
 FOLDER = "escalation"
 SUMMARY = f"{FOLDER}/summary.json"
+_OWN = ("id", "schema", "files", "parent")  # of a manifest, what is not that of the incident before
+_TEXT = 1 << 16  # characters of a text that are searched and kept: the end of it
 _TRACE = 4 << 20  # bytes of a packed trace that are written: as large as a step may make it, and some
 
 
@@ -31,30 +34,14 @@ def publish(
     telemetry: Iterable[Mapping[str, Any]],
 ) -> Incident:
     """Write it below `out`. Raises BadInput where that cannot be."""
-    manifest = incident.manifest
     with Draft(out) as draft:
         incident.copy_into(draft, except_=(FOLDER,))
         for attempt in found.attempts:
             _write(draft, attempt)
         draft.write_text(f"{FOLDER}/telemetry.jsonl", "".join(f"{json.dumps(line)}\n" for line in telemetry))
         draft.write_json(SUMMARY, summary)
-        return draft.publish(
-            f"{incident.name}-escalated",
-            parent=manifest.id,
-            created=manifest.created,
-            signature=manifest.signature,
-            symptoms=manifest.symptoms,
-            step=manifest.step,
-            world_size=manifest.world_size,
-            origin=manifest.origin,
-            entrypoint=manifest.entrypoint,
-            layout=manifest.layout,
-            commit=manifest.commit,
-            fingerprint=dict(manifest.fingerprint),
-            redacted=manifest.redacted,
-            left_out=manifest.left_out,
-            certificate=manifest.certificate,
-        )
+        same = {one.name: getattr(incident.manifest, one.name) for one in fields(Manifest) if one.name not in _OWN}
+        return draft.publish(f"{incident.name}-escalated", **same, parent=incident.manifest.id)
 
 
 def _write(draft: Draft, attempt: Attempt) -> None:
@@ -93,6 +80,6 @@ def _cleaned(value: Any, place: str) -> Any:
 
 def _clean(text: str, place: str) -> str:
     try:
-        return redact.content(text.encode("utf-8", "backslashreplace"), place)[0].decode("utf-8", "replace")
+        return redact.content(text[-_TEXT:].encode("utf-8", "backslashreplace"), place)[0].decode("utf-8", "replace")
     except redact.Unscanned as reason:
         return f"left out: {reason}"

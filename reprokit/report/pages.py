@@ -33,7 +33,7 @@ def values(
     return {
         "name": name,
         "id": manifest.id,
-        "parent": manifest.parent,
+        "parent": manifest.parent if manifest.certificate else None,  # of one with more evidence it is no reduction
         "headline": texts.headline(manifest),
         "frequency": texts.frequency(replay),
         "run": f"tar --zstd -xf {quoted} && cd {name}\n./run.sh           # with Docker\n./run.sh --trust   # without: "
