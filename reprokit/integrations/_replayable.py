@@ -31,6 +31,7 @@ class Given:
     knobs: Mapping[str, list[Any]] = field(default_factory=dict)
     extra_state: Callable[[Any], Mapping[str, Any]] = lambda _made: {}  # of what was made: more that outlives a step
     features: Callable[[Any, Any], torch.Tensor] | None = None  # of what was made, and a batch
+    loader: Callable[[Any], Iterable[Any]] | None = None  # of what was made: batches for `reprokit smoke`
 
     def fields(self, made: Any) -> dict[str, Any]:
         """Of the harness."""
@@ -53,7 +54,10 @@ class Replayable:
         def harness(config: Any) -> Harness:
             config = dict(config) if isinstance(config, Mapping) else config
             settings = config.pop(KEY, {}) if isinstance(config, dict) else {}
-            return hand(self(as_it_was(config, settings.get(CONFIG))), given, settings)
+            made = self(as_it_was(config, settings.get(CONFIG)))
+            found = hand(made, given, settings)
+            found.loader = given.loader(made) if given.loader else None  # not where it trains: its loader is another
+            return found
 
         harness.__module__, harness.__qualname__ = make.__module__, f"{make.__qualname__}.harness"
         self.harness = harness

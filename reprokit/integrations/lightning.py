@@ -184,6 +184,8 @@ def _overrides(one: Any, name: str, base: type) -> bool:
 
 def _check(trainer: Any, module: Any) -> None:
     """Raises BadInput for a loop that cannot be followed."""
+    if not isinstance(module, pl.LightningModule):
+        raise BadInput("Record: the module is of another Lightning; import lightning.pytorch, not pytorch_lightning")
     if trainer.world_size > 1:
         raise BadInput(
             f"Record: {trainer.world_size} ranks under Lightning cannot be followed; train on one, or write the loop "

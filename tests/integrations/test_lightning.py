@@ -180,8 +180,10 @@ def test_a_module_that_cannot_be_built_alone_is_refused_in_one_line(lit, way, li
 
 def test_what_only_the_user_can_say_is_in_the_harness(lit):
     teacher = torch.nn.Linear(4, 1)
-    given = {"knobs": {"seed": [1, 2]}, "extra_state": lambda module: {"teacher": teacher}}
+    loader = lambda module: lit.loader()
+    given = {"loader": loader, "knobs": {"seed": [1, 2]}, "extra_state": lambda module: {"teacher": teacher}}
     build = replayable({"x": "b d"}, features=lambda module, batch: module.net(batch["x"]), **given)(lit.build._make)
     harness = build.harness({"seed": 0, "way": "automatic"})
     assert harness.extra_state["teacher"] is teacher and harness.knobs == given["knobs"]
+    assert len(list(harness.loader)) == 7
     assert harness.features({"x": torch.rand(3, 4)}).shape == (3, 1)

@@ -97,6 +97,7 @@ def test_tensorboard_shows_a_text_at_the_step(tmp_path):
 @pytest.mark.slow
 def test_wandb_offline_holds_an_alert_and_a_row(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # which would ask the network
     quiet = wb.Settings(x_disable_stats=True, x_disable_meta=True, console="off")
     run = wb.init(mode="offline", project="test", dir=str(tmp_path), settings=quiet)
     try:
