@@ -58,6 +58,7 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any, build: Replayable, config: Any, options: Mapping[str, Any]) -> None:
         self._trainer, self._build, self._config, self._options = trainer, build, config, options
         self.recorder: Recorder | None = None
+        self._entered = False
         self._open = ExitStack()  # the step that is under way
         self._train, trainer.train = trainer.train, self._training
 
@@ -72,13 +73,13 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.recorder is None:
+        if self.recorder is None or not self._entered:
             return
+        self._entered = False
+        self._trainer.__dict__.pop("training_step", None)
         try:
-            self._open.__exit__(kind, error, trace)  # of a step that raised
+            self._open.__exit__(kind, error, trace)  # of a step that raised after its backward
         finally:
-            self._open = ExitStack()
-            self._trainer.__dict__.pop("training_step", None)
             self.recorder.__exit__(kind, error, trace)
 
     def _training(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,12 +88,14 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
             return self._train(*args, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.__exit__(None, None, None)  # of an attempt before: `auto_find_batch_size` begins anew
         trainer, given = self._trainer, self._build.given
         progress = _Progress(trainer)
         live = _harness(trainer, trainer.model_wrapped, given, progress)
         config = recorded(self._config, {"transformers": {"steps": int(state.max_steps)}})
         self.recorder = Recorder(live, build=self._build.harness, config=config, **self._options)
         self.recorder.__enter__()
+        self._entered = True
         trainer.training_step = self._watching(progress, trainer.training_step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -104,7 +107,11 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
             progress.items = num_items_in_batch
             batch = dict(inputs) if isinstance(inputs, Mapping) else inputs
             watch: Watch = self._open.enter_context(self.recorder.watch(batch))
-            loss = step(model, inputs, num_items_in_batch)
+            try:
+                loss = step(model, inputs, num_items_in_batch)
+            except BaseException as error:
+                self._open.__exit__(type(error), error, error.__traceback__)
+                raise
             watch.losses(loss)
             if progress.sync:
                 _look(self._trainer)

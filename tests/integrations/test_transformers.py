@@ -102,6 +102,26 @@ def test_a_trainer_trains_twice(hf, tmp_path):
         assert found.recorder.steps == 2
 
 
+def test_a_trainer_that_looks_for_a_batch_size_begins_anew(hf, tmp_path, monkeypatch):
+    """The first attempt runs out of memory, which is captured, and the Trainer tries a smaller batch."""
+    config = {"out": str(tmp_path / "trainer"), "steps": 2, "args": {"auto_find_batch_size": True}}
+    trainer = hf.build(config)
+    found, forward, sizes = [], hf.Net.forward, []
+
+    def too_large(self, x, labels=None):
+        sizes.append(len(x))
+        if len(x) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, x, labels)
+
+    monkeypatch.setattr(hf.Net, "forward", too_large)
+    tell = found.append
+    recording = record(trainer, hf.build, config, out=tmp_path / "out", rehearse=False, on_incident=tell)
+    trainer.train()
+    assert sizes[0] == 4 and max(sizes[1:]) < 4 and recording.recorder.steps == 2
+    assert [incident.manifest.signature.kind for incident in found] == [Kind.OOM]
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(hf, tmp_path, replayed):
     _, found = run(hf, tmp_path, {"bad": 17}, rehearse=True)
