@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -136,12 +137,25 @@ def _table(report: gates.Report) -> Table:
         table.add_column(title, ratio=ratio, overflow="fold", no_wrap=title == "gate")
     table.add_column("verdict", no_wrap=True)
     last = ""
-    for finding in report.findings:
-        table.add_row(*_row(finding, finding.gate if finding.gate != last else ""))
-        last = finding.gate
+    for findings in _rows(report.findings):
+        table.add_row(*_row(findings, findings[0].gate if findings[0].gate != last else ""))
+        last = findings[0].gate
     return table
 
 
-def _row(finding: Finding, gate: str) -> list[Text]:
-    cells = [Text(escape.line(text)) for text in (gate, finding.check, finding.expected, finding.observed)]
-    return [*cells, Text(_SHOWN[finding.verdict], style=_STYLE[finding.verdict])]
+def _rows(findings: Sequence[Finding]) -> Iterator[list[Finding]]:
+    """One each, but for checks of a gate that could not be asked for one reason."""
+    asked = [one for one in findings if one.verdict is not Verdict.NOT_APPLICABLE]
+    reasons: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        if one.verdict is Verdict.NOT_APPLICABLE:
+            reasons.setdefault((one.gate, one.observed), []).append(one)
+    for gate in dict.fromkeys(one.gate for one in findings):
+        yield from ([one] for one in asked if one.gate == gate)
+        yield from (rows for (of, _), rows in reasons.items() if of == gate)
+
+
+def _row(findings: Sequence[Finding], gate: str) -> list[Text]:
+    first, checks = findings[0], "; ".join(one.check for one in findings)
+    cells = [Text(escape.line(text)) for text in (gate, checks, first.expected, first.observed)]
+    return [*cells, Text(_SHOWN[first.verdict], style=_STYLE[first.verdict])]

@@ -135,7 +135,7 @@ def _broke(gate: Gate, subject: Subject, error: Exception, raised: dict[Signatur
     if first := raised.get(signature):
         return gate.not_applicable(check, f"the step raises {type(error).__name__} in {where}: see {first}")
     raised[signature] = gate.name
-    observed = f"{type(error).__name__} in {where}: {one_line(error)}"
+    observed = f"{one_line(error)} ({where})"
     return gate.failed(check, "no exception", observed, "mend it first: nothing else was seen of this gate")
 
 

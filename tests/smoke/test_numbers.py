@@ -114,7 +114,18 @@ def test_a_view_that_nothing_depends_on_is_caught(plain):
 def test_a_loss_of_nan_moves_nothing(plain):
     step = lambda net, batch: net(batch["clip"].flatten(0, 1).float() / 255).mean() * float("nan")
     found = asked(plain, step)
-    assert found[MOVES].verdict is found[TERMS].verdict is found[NORM].verdict is FAILED
+    assert found[TERMS].verdict is found[NORM].verdict is FAILED
+    assert found[MOVES].verdict is found[GROWTH].verdict is UNASKED
+
+
+def test_a_loss_that_noise_makes_nan_moves_nothing(plain):
+    batch = {"clip": plain.clips(0) % 9}
+
+    def step(net, batch):
+        dim = (batch["clip"] < 9).all().float()  # it is, and noise is not
+        return net(batch["clip"].flatten(0, 1).float() / 255).mean() + 0 / dim
+
+    assert asked(plain, step, [batch, batch])[MOVES].verdict is FAILED
 
 
 def test_a_loss_that_cannot_be_repeated_is_not_asked(plain):

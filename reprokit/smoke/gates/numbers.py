@@ -109,14 +109,16 @@ class Numbers(Gate):
         base, again = bench.forward(batch), bench.forward(batch)
         if error := base.error or again.error:
             return self.not_applicable(MOVES, f"the step raises {type(error).__name__}")
-        if base.losses != again.losses and all(map(isfinite, (*base.losses.values(), *again.losses.values()))):
+        if not all(map(isfinite, base.losses.values())):
+            return self.not_applicable(MOVES, "the loss is not finite as it is")
+        if base.losses != again.losses:
             return self.not_applicable(MOVES, "the loss differs from run to run under the same seed")
         expected, views = "another loss with noise in its place", list(_views(batch, layout))
         for title, cell in views:
             after = bench.forward(layout.heal(batch, noisy, [cell]))
             if after.error:
                 return self.not_applicable(MOVES, f"the step raises {type(after.error).__name__} with noise as {title}")
-            if not all(map(isfinite, (*base.losses.values(), *after.losses.values()))):
+            if not all(map(isfinite, after.losses.values())):
                 observed = f"a loss that is not finite, with noise as {title}"
                 return self.failed(MOVES, expected, observed, "mend the loss before anything is said about views")
             if after.losses == base.losses and not _ever(bench, batch, layout.heal(batch, noisy, [cell])):
@@ -154,6 +156,8 @@ class Numbers(Gate):
     def _growth(self, done: list[Lap]) -> Finding:
         if len(done) < 2:
             return self.not_applicable(GROWTH, "there is one lap")
+        if not all(map(isfinite, done[0].losses.values())):
+            return self.not_applicable(GROWTH, "a term is not finite from the first lap on")
         expected = f"less than {GROWN:,.0f} times from lap to lap"
         for before, after in pairwise(done):
             for name, value in after.losses.items():
