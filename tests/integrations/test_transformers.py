@@ -61,6 +61,18 @@ def test_a_nan_is_captured_and_the_incident_is_the_same_step(hf, tmp_path, again
     assert outcome.status is Status.FAIL and outcome.fingerprint == manifest.fingerprint
 
 
+@pytest.mark.parametrize("args", [{"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}])
+def test_a_loss_by_the_tokens_of_all_accumulated_batches_comes_out_the_same(hf, tmp_path, again, args, monkeypatch):
+    monkeypatch.setattr(hf, "build", hf.build_language)
+    (ours, _), (theirs, _) = (run(hf, tmp_path, {"args": args}, recorded=recorded) for recorded in (True, False))
+    assert all(torch.equal(value, theirs.model.state_dict()[name]) for name, value in ours.model.state_dict().items())
+    _, found = run(hf, tmp_path, {"args": args, "bad": 17})
+    outcome, incident = again(found.incidents[0])
+    assert incident.manifest.entrypoint == "hf_train:build_language.harness" and incident.manifest.step == 5
+    assert incident.state()["extra"]["progress"]["items"] is not None
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
 @pytest.mark.parametrize("way", ["not clipped", "accumulated"])
 def test_history_leads_to_the_same_step(hf, tmp_path, again, way):
     _, found = run(hf, tmp_path, {**WAYS[way][0], "bad": 17})

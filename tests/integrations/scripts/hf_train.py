@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from reprokit.integrations.transformers import replayable
 
@@ -41,10 +41,24 @@ def samples(config):
     return found
 
 
-@replayable(layout={"x": "b d", "labels": "b"})
-def build(config):
+def language(config):
+    """A model of the library, whose loss is divided by the tokens of all accumulated batches."""
+    size = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=2, attention_dropout=0.1))
+
+
+def sentences(config):
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda i: torch.randint(0, 12, (6,), generator=generator).where(torch.arange(6) < 3 + i % 4, -100)
+    found = [{"inputs_embeds": torch.rand(6, 8, generator=generator), "labels": draw(i)} for i in range(30)]
+    if config.get("bad") is not None:
+        found[config["bad"]]["inputs_embeds"][1] = float("nan")
+    return found
+
+
+def arguments(config):
     torch.manual_seed(0)
-    args = TrainingArguments(
+    return TrainingArguments(
         output_dir=config["out"],
         per_device_train_batch_size=4,
         max_steps=config.get("steps", 9),
@@ -57,5 +71,16 @@ def build(config):
         train_sampling_strategy="sequential",
         **config.get("args", {}),
     )
+
+
+@replayable(layout={"x": "b d", "labels": "b"})
+def build(config):
     kind = Own if config.get("own") else Trainer
+    args = arguments(config)
     return kind(model=Net(config.get("scale", 1.0)), args=args, train_dataset=samples(config))
+
+
+@replayable(layout={"inputs_embeds": "b l d", "labels": "b l"})
+def build_language(config):
+    args = arguments(config)
+    return Trainer(model=language(config), args=args, train_dataset=sentences(config))
