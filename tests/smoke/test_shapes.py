@@ -56,6 +56,31 @@ def test_frames_arrive_whole_and_in_order(plain, change, verdict):
     assert way(plain, step)[WAY].verdict is verdict
 
 
+@pytest.mark.parametrize(("order", "verdict"), [((0, 2, 1, 3, 4), PASSED), ((0, 1, 2, 3, 4), FAILED)])
+def test_a_convolution_over_time_is_asked_too(plain, order, verdict):
+    step = lambda net, batch: net((batch["clip"].float() / 255).permute(order)).square().mean()
+    found = way(plain, step, net=nn.Sequential(nn.Conv3d(3, 2, 3), nn.GELU(), nn.Conv3d(2, 2, 1)))
+    assert (found[WAY].verdict, found[TOKENS].verdict) == (verdict, UNASKED)
+
+
+def test_what_takes_clips_in_an_order_that_nobody_knows_is_not_asked(plain):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 2, 3), nn.Conv3d(2, 2, 1)
+
+        def forward(self, clip):
+            return self.second(self.first(clip.flatten(0, 1)).unflatten(0, clip.shape[:2]).transpose(1, 2))
+
+    step = lambda net, batch: net(batch["clip"].float() / 255).square().mean()
+    assert way(plain, step, net=Late())[WAY].verdict is UNASKED
+
+
+def test_frames_that_are_exchanged_behind_the_first_are_caught(plain):
+    step = lambda net, batch: net((batch["clip"][:, [0, 2, 1]].float() / 255).transpose(1, 2)).square().mean()
+    assert way(plain, step)[WAY].verdict is FAILED
+
+
 def test_a_loader_with_channels_last_that_is_only_reshaped_is_caught(plain):
     batches = [{"clip": plain.clips(0, (2, 3, 16, 16, 3))}]
     good = lambda net, batch: net((batch["clip"].float() / 255).permute(0, 4, 1, 2, 3)).mean()
