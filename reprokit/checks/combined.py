@@ -82,18 +82,12 @@ def not_(result: Result) -> Result:
 
 
 def _flat(kind: str, results: Sequence[Result]) -> list[Result]:
-    """Of a combination of this kind its parts, as they were before they were corrected."""
+    """Of a combination of this kind its parts, which are then corrected for all of them."""
     if not results:
         raise BadInput(f"{kind}: no checks were given, and nothing passes by itself")
     if wrong := [one for one in results if not isinstance(one, Result)]:
         raise BadInput(f"{kind}: a {type(wrong[0]).__name__} is no result of a check; wrap what it compares in one")
-    return [part for one in results for part in (map(_by_itself, one.parts) if one.kind == kind else [one])]
-
-
-def _by_itself(part: Result) -> Result:
-    if part.corrected_p is None or part.p_value is None or part.alpha is None:
-        return part
-    return replace(part, corrected_p=None, answer=Answer.FAILED if part.p_value < part.alpha else Answer.PASSED)
+    return [part for one in results for part in (one.parts if one.kind == kind else [one])]
 
 
 def _p_values(parts: Sequence[Result]) -> list[float]:

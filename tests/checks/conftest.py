@@ -100,6 +100,7 @@ CHECKS = {
             "reference": lambda: checks.kolmogorov_smirnov("latents", normal(), [*normal(), NAN]),
             "empty": lambda: checks.kolmogorov_smirnov("latents", [], normal()),
             "constant": lambda: checks.kolmogorov_smirnov("latents", [0.0] * 50, normal()),
+            "constant reference": lambda: checks.kolmogorov_smirnov("latents", normal(), [0.0] * 50),
             "both constant": lambda: checks.kolmogorov_smirnov("latents", [0.0] * 50, [0.0] * 50),
             "few": lambda: checks.kolmogorov_smirnov("latents", [0.0, 0.1, 0.2], [10.0, 11.0, 12.0]),
             "undetectable": lambda: checks.kolmogorov_smirnov("latents", normal(n=30), normal(n=30), detect=0.1),

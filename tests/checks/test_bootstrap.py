@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from reprokit.checks.bootstrap import spread
+from reprokit.checks.bootstrap import _place, spread
 
 MEAN = lambda values: float(values.mean())
 DRAWN = {
@@ -61,6 +61,13 @@ def test_confidence_grows_with_the_bound(seed, one, other):
     found = spread(np.random.default_rng(seed).exponential(size=40), MEAN, resamples=200, seed=seed)
     low, high = sorted((one, other))
     assert 0 <= found.below(low) <= found.below(high) <= 1
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=50), st.integers(0, 5))
+def test_ties_do_not_lean_to_either_side(draws, value):
+    """An accuracy of few samples is one of few values: at least so much right is at most so much wrong."""
+    draws = np.array(draws, float)
+    assert _place(draws, value) == pytest.approx(-_place(-draws, -value))
 
 
 def test_the_same_sample_gives_the_same_answer():

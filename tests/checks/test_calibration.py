@@ -49,7 +49,9 @@ def test_an_overconfident_model_fails_and_a_sharper_sample_shows_less():
     truth = draw.uniform(0.3, 0.7, size=1000)
     right = draw.random(1000) < truth
     sure = np.clip(0.5 + 2 * (truth - 0.5), 0, 1)
-    assert calibration("x", sure, right).answer is Answer.FAILED
+    result = calibration("x", sure, right)
+    assert result.answer is Answer.FAILED
+    assert result.p_value == pytest.approx(1 / 1001)  # never 0: of 1,000 draws none was as large
     assert calibration("x", truth, right).answer is Answer.PASSED
 
 

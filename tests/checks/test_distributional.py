@@ -135,6 +135,12 @@ def test_what_a_message_says_to_be_seen_is_seen_with_that_power():
         for _ in range(runs)
     )
     assert ks / runs >= 0.76
+    halves = lambda share: draw.random(100) / 2 + (draw.random(100) < share) / 2  # which differ most at their middle
+    ks = sum(
+        kolmogorov_smirnov("x", halves(0.5 - distance / 2), halves(0.5 + distance / 2)).answer is Answer.FAILED
+        for _ in range(runs)
+    )
+    assert 0.72 <= ks / runs <= 0.9
 
 
 def test_a_sample_that_cannot_see_what_must_be_seen_is_no_answer():

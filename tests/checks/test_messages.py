@@ -41,7 +41,7 @@ def test_a_failure_says_all_that_a_person_needs(every_failure, about):
 
 def test_data_that_cannot_tell_do_not_pass_and_say_why(every_unanswered, about):
     result = every_unanswered()
-    assert result.answer is Answer.UNANSWERED
+    assert result.answer is Answer.UNANSWERED and result.p_value is None
     holds_its_parts(result, about)
 
 
