@@ -42,21 +42,21 @@ def changed(batch: Any, layout: Layout, make: Make, entries: Collection[str] | N
     return layout.changed(batch, change)
 
 
-def large(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes at their highest; floats a million times as large."""
+def large(tensor: torch.Tensor, computed: torch.dtype = torch.float32) -> torch.Tensor:
+    """Bytes at their highest; floats a million times as large, or less where what they are computed in ends before."""
     if not tensor.is_floating_point():
         return torch.full_like(tensor, 255)
-    return tensor * _scale(tensor)
+    return tensor * _scale(tensor.dtype, computed)
 
 
-def small(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes at zero; floats a million times as small."""
+def small(tensor: torch.Tensor, computed: torch.dtype = torch.float32) -> torch.Tensor:
+    """Bytes at zero; floats a million times as small, or less."""
     if not tensor.is_floating_point():
         return torch.zeros_like(tensor)
-    return tensor / _scale(tensor)
+    return tensor / _scale(tensor.dtype, computed)
 
 
-def constant(tensor: torch.Tensor) -> torch.Tensor:
+def constant(tensor: torch.Tensor, _computed: torch.dtype = torch.float32) -> torch.Tensor:
     """Everywhere its mean."""
     mean = tensor.double().nanmean() if tensor.numel() else torch.tensor(0.0)
     return torch.full_like(tensor, float(mean) if tensor.is_floating_point() else round(float(mean)))
@@ -99,6 +99,6 @@ def _is_content(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or (tensor.dtype == torch.uint8 and tensor.ndim >= _PICTURE)
 
 
-def _scale(tensor: torch.Tensor) -> float:
-    """What the type holds the square of: half precision ends at 65,504."""
-    return min(SCALE, sqrt(torch.finfo(tensor.dtype).max))
+def _scale(*dtypes: torch.dtype) -> float:
+    """What all of them hold the square of: half precision ends at 65,504."""
+    return min(SCALE, *(sqrt(torch.finfo(dtype).max) for dtype in dtypes))

@@ -11,8 +11,8 @@ from reprokit.video import train
 
 from .small import by_itself, changed, clips, config, failed, plain, rows, skipped, subject
 
-LARGE = "very large values (bytes at 255, floats times a million)"
-SMALL = "very small values (bytes at 0, floats by a million)"
+LARGE = "very large values (bytes at 255, floats times 1e6, or 256 in float16)"
+SMALL = "very small values (bytes at 0, floats by 1e6, or 256 in float16)"
 CONSTANT = "constant values (each entry at its mean)"
 EMPTY = "no samples (a batch of length 0)"
 ADVERSARIAL = "adversarial inputs (0.1 deviations along the gradient's sign)"

@@ -9,7 +9,7 @@ must come out. Where an entry does not reach the loss at all, nothing can be sai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from reprokit.capture.logs import one_line
 from reprokit.failure import Kind, Symptom, said
+from reprokit.harness import AUTOCAST
 from reprokit.layout import Layout
 from reprokit.smoke import drift, hostile
 from reprokit.smoke.bench import Bench
@@ -26,10 +27,11 @@ from reprokit.smoke.gate import Finding, Gate, Subject, Verdict
 NUDGE = 0.1  # of what a module gets, in its deviations: 5 of 255 grey levels after the statistics of ImageNet
 _LONGEST = 120  # characters of an error that are shown
 
+_Kind = Callable[[torch.Tensor, torch.dtype], torch.Tensor]  # content, and what it is computed in
 _SURVIVES = "a finite loss and finite gradients, or an error"
-_KINDS: tuple[tuple[str, hostile.Make], ...] = (
-    ("very large values (bytes at 255, floats times a million)", hostile.large),
-    ("very small values (bytes at 0, floats by a million)", hostile.small),
+_KINDS: tuple[tuple[str, _Kind], ...] = (
+    ("very large values (bytes at 255, floats times 1e6, or 256 in float16)", hostile.large),
+    ("very small values (bytes at 0, floats by 1e6, or 256 in float16)", hostile.small),
     ("constant values (each entry at its mean)", hostile.constant),
 )
 _UNCLEAR = (ArithmeticError, LookupError, TypeError, AttributeError, NameError)  # what Python says of itself
@@ -79,9 +81,11 @@ class Extremes(Gate):
 
     def _content(self, bench: Bench, batch: Any, layout: Layout) -> Iterator[Finding]:
         changeable = hostile.content(batch, layout)
+        computed = AUTOCAST.get(bench.harness.autocast or "", torch.float32)
         for check, make in _KINDS:
             if changeable:
-                yield self._survives(bench, check, hostile.changed(batch, layout, make))
+                change = _in(computed, make)
+                yield self._survives(bench, check, hostile.changed(batch, layout, change))
             else:
                 yield self.not_applicable(check, "the batch has no entry of floats, and no images of bytes")
 
@@ -178,6 +182,10 @@ class Extremes(Gate):
         advice = f"keep that module in float32 (autocast off around it), or centre what it gets: {name} is coarse"
         where = f"first beyond it {found.first}: " if found.first else ""
         return self.failed(check, expected, f"{where}{observed}", advice, **numbers)
+
+
+def _in(dtype: torch.dtype, make: _Kind) -> hostile.Make:
+    return lambda tensor: make(tensor, dtype)
 
 
 def _outcome(bench: Bench, batch: Any, change: Change | None = None) -> _Outcome:
