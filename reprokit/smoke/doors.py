@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from reprokit.harness import Harness, named_modules
 from reprokit.smoke.bench import eager
+from reprokit.smoke.clips import tokens_in
 from reprokit.smoke.encoders import encoders
 
 Change = Callable[[int, int, torch.Tensor], torch.Tensor]  # number of the call, and of the tensor in it
@@ -92,15 +93,15 @@ class Doors:
 def rows(harness: Harness, call: Call) -> torch.Tensor | None:
     """What a module gave, as a row a sample: of tokens [CLS] where it is an encoder of ours, else their mean, and of
     maps their mean over places. None where it gave nothing of that kind."""
+    if call.module in encoders(harness) and (tokens := tokens_in(call.output)) is not None:
+        return tokens[:, 0]
     tensors = [one for one in _tensors(call.output) if one.is_floating_point() and one.ndim > 1]
     if not tensors:
         return None
     first = tensors[0]
     if first.ndim == 2:
         return first
-    if first.ndim == 3:
-        return first[:, 0] if call.module in encoders(harness) else first.mean(1)
-    return first.flatten(2).mean(2)
+    return first.mean(1) if first.ndim == 3 else first.flatten(2).mean(2)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ from reprokit.smoke.gates.extremes import Extremes
 from reprokit.smoke.gates.overfit import Overfit
 from reprokit.smoke.gates.resources import Resources
 from reprokit.smoke.plots import draw
+from reprokit.video import train
 
 from .small import failed, rows, skipped, subject
 
@@ -97,3 +98,24 @@ def test_a_scaler_that_skips_its_first_steps_is_no_failure(gate):
     asked = subject(build, batches=[x], config={})
     found = rows(gate, asked)
     assert not failed(found)
+
+
+@pytest.mark.parametrize("wrap", [lambda out: (out[:, 0], out), lambda out: {"tokens": out}], ids=["tuple", "mapping"])
+def test_tokens_are_counted_where_they_are_a_part_of_what_an_encoder_gives(wrap):
+    """And [CLS] of them is what is looked at for a collapse."""
+
+    def build(given):
+        harness = train.build(given)
+        encoder = harness.modules["encoder"]
+        encoder.register_forward_hook(lambda _module, _args, tokens: wrap(tokens))
+        unwrapped = lambda self, clip: _tokens(nn.Module.__call__(self, clip))  # as the step of such a model does
+        encoder.__class__ = type("Wrapped", (type(encoder),), {"__call__": unwrapped})
+        return harness
+
+    found = rows(Resources(), subject(build))
+    assert found["tokens of encoder"].observed == "17 and 5 with [CLS], of 4, 8 clips"
+    assert "outputs of encoder tell samples apart" in rows(Overfit(), subject(build))
+
+
+def _tokens(output):
+    return next(part for part in (output.values() if isinstance(output, dict) else output) if part.ndim == 3)

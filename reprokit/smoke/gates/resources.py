@@ -23,6 +23,7 @@ from reprokit.failure import Kind, exception_signature
 from reprokit.harness import Harness
 from reprokit.smoke import meters
 from reprokit.smoke.bench import eager, update
+from reprokit.smoke.clips import tokens_in
 from reprokit.smoke.encoders import encoders
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import copied
@@ -211,8 +212,8 @@ def _tokens(harness: Harness, batch: Any) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {name: [] for name in encoders(harness)}
 
     def count(name: str, output: Any) -> None:
-        if isinstance(output, torch.Tensor) and output.ndim == 3:
-            found[name].append((output.shape[0], output.shape[1]))
+        if (tokens := tokens_in(output)) is not None:
+            found[name].append((tokens.shape[0], tokens.shape[1]))
 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: count(name, output))
