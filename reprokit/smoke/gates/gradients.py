@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from reprokit.harness import Harness, parameters
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
@@ -71,7 +73,7 @@ class Gradients(Gate):
 
     def _frozen(self, harness: Harness) -> Finding:
         names = {id(p): name for name, p in parameters(harness).items()}
-        held = [p for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]]
+        held = _held(harness)
         frozen = [names.get(id(p), "a parameter of no module") for p in held if not p.requires_grad]
         expected = "requires_grad of each"
         if not held:
@@ -82,7 +84,7 @@ class Gradients(Gate):
         return self.passed(FROZEN, expected, f"{len(held)} parameters", parameters=len(held))
 
     def _owned(self, harness: Harness) -> Finding:
-        held = {id(p) for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]}
+        held = set(map(id, _held(harness)))
         trained = {name: p for name, p in parameters(harness).items() if p.requires_grad}
         lost = [name for name, p in trained.items() if id(p) not in held]
         expected = "by an optimizer, each"
@@ -99,8 +101,7 @@ class Gradients(Gate):
         if not mine:
             return self.not_applicable(_check(name), "it has no parameters of its own")
         if not trained:
-            held = {id(p) for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]}
-            if any(id(p) in held for p in mine.values()):
+            if set(map(id, _held(harness))) & set(map(id, mine.values())):
                 advice = "unfreeze it: the optimizer holds it, and it gets no gradient"
                 return self.failed(_check(name), _EXPECTED, "it is frozen", advice)
             return self.not_applicable(_check(name), "it is frozen, and no optimizer holds it (a teacher?)")
@@ -125,6 +126,11 @@ _EXPECTED = "finite, not zero, in each part"
 
 def _check(name: str) -> str:
     return f"gradients reach {name}"
+
+
+def _held(harness: Harness) -> list[torch.Tensor]:
+    """All that its optimizers are to update."""
+    return [p for one in harness.optimizers.values() for group in one.param_groups for p in group["params"]]
 
 
 def _parts(names: set[str]) -> Mapping[str, set[str]]:
