@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import ImageNotFound
+from docker.errors import APIError, ImageNotFound
 from docker.utils import parse_repository_tag
 
 from reprokit.capture import redact
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.replay import daemon
+from reprokit.replay import daemon, owners
 from reprokit.replay.container import LABEL
 
 Progress = Callable[[str], None]  # gets one short line each time that there is news
@@ -85,7 +85,13 @@ def default(client: DockerClient, *, compiler: bool) -> str:
 
 def fetched(client: DockerClient, name: str, progress: Progress, remedy: str = "") -> str:
     """The id of an image, pulled where it is missing. remedy: what to do where that cannot be."""
-    if not exists(client, name):
+    try:
+        there = exists(client, name)
+    except APIError as error:
+        if error.status_code != 400:  # that it is no name is all that can be wrong with the question
+            raise
+        raise BadInput(f"{name}: no name of an image ({daemon.one_line(error)}); mend it") from error
+    if not there:
         if _DIGEST.fullmatch(name):
             raise BadInput(f"{name}: no image of this machine, and a digest alone has no place; give NAME@{name}")
         progress(f"pulling {name}")
@@ -169,7 +175,7 @@ def _said(client: DockerClient, name: str, script: str, refusal: Callable[[str],
         name,
         entrypoint=["python3", "-c", script],
         network_mode="none",
-        labels={LABEL: "1"},
+        labels={LABEL: "1", **owners.mark(_PATIENCE)},
         cap_drop=["ALL"],
         use_config_proxy=False,
     )

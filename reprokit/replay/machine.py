@@ -22,8 +22,9 @@ import reprokit
 from reprokit.errors import Infrastructure
 from reprokit.failure import Kind
 from reprokit.incident import Incident
-from reprokit.replay import daemon
+from reprokit.replay import daemon, owners
 from reprokit.replay.container import (
+    GRACE,
     LABEL,
     Bind,
     ContainerSpec,
@@ -92,6 +93,7 @@ class Machine:
             raise Infrastructure(f"{image}: Docker has no such image; leave out --image to build one") from error
         except daemon.Silent as error:
             raise Infrastructure(f"Docker: {daemon.one_line(error)}") from error
+        owners.sweep(self._client)
         cpus, memory = machine["NCPU"], machine["MemTotal"]
         self.jobs = jobs or jobs_for(cpus, memory, need)
         self.limits = limits or limits_for(cpus, memory, 1 if together else self.jobs)
@@ -121,7 +123,9 @@ class Machine:
 
     def create(self, spec: ContainerSpec) -> Container:
         """A container that has not started yet. Raises what `daemon.Silent` names."""
-        return self._client.containers.create(**spec.arguments())
+        asked = spec.arguments()
+        labels = asked["labels"] | owners.mark(spec.limits.deadline + GRACE)
+        return self._client.containers.create(**(asked | {"labels": labels}))
 
     def back(self, error: BaseException, closing: threading.Event) -> bool:
         """Whether the engine itself was lost, and answers again before long: one that is restarted takes seconds."""

@@ -148,6 +148,13 @@ def test_an_explicit_docker_that_does_not_answer_is_exit_3(cli, made, monkeypatc
     assert "Docker does not answer" in err and "--engine process" in err
 
 
+@pytest.mark.parametrize("host", ["http://[::1", "garbage", "unix://"])
+def test_an_address_of_docker_that_is_none_is_exit_3_too(cli, made, monkeypatch, host):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    code, _, err = cli("replay", made(), "--engine", "docker", "-n", "1", "--json")
+    assert code == 3 and f"Docker does not answer at {host}" in err
+
+
 def test_where_docker_does_not_answer_processes_are_used_and_that_is_said(cli, made, monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     code, out, err = cli("replay", made(), "-n", "1", "--json")

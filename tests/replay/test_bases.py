@@ -137,6 +137,13 @@ def test_a_base_is_asked_for_what_a_build_and_torch_compile_need(base_image, ima
 
 @pytest.mark.slow
 @pytest.mark.docker
+def test_what_is_no_name_is_the_users_to_mend(base_image):
+    with pytest.raises(BadInput, match="Capitals: no name of an image"):
+        bases.given("Capitals")
+
+
+@pytest.mark.slow
+@pytest.mark.docker
 def test_an_image_of_ours_is_taken_as_it_is(replay_image):
     assert bases.given(replay_image) == replay_image
 
