@@ -135,6 +135,31 @@ def test_a():
     assert said.startswith("FLAKY  2/4 failed as captured, 2 in another way")
 
 
+def test_the_same_exception_in_another_phase_is_another_failure(ran):
+    source = """
+def fail(): raise ValueError("x")
+@pytest.fixture
+def sometimes():
+    even = count("a") % 2 == 0
+    if even: fail()
+def test_a(sometimes): fail()
+"""
+    [said, _] = told(ran(source, "--reprokit-replays", "4"))["test_it.py::test_a"]
+    assert said.startswith("FLAKY  2/4 failed as captured, 2 in another way (ValueError at setup")
+
+
+def test_the_first_phase_that_fails_is_the_failure(ran):
+    source = """
+@pytest.fixture
+def own():
+    yield
+    if count("a") == 1: raise RuntimeError("once")
+def test_a(own): raise ValueError("always")
+"""
+    [said, _] = told(ran(source, "--reprokit-replays", "3"))["test_it.py::test_a"]
+    assert said.startswith("REPRODUCIBLE  3/3 failed")
+
+
 def test_numbers_and_addresses_in_a_message_do_not_make_it_another(ran):
     source = "def test_a():\n    raise ValueError(f'step {count(chr(97))} of {object()}')\n"
     [said, _] = told(ran(source, "--reprokit-replays", "3"))["test_it.py::test_a"]
