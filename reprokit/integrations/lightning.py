@@ -87,6 +87,10 @@ class Record(pl.Callback):  # type: ignore[misc]
         self.recorder.__enter__()
         self._follow(trainer)
 
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if self.recorder and self._looking:
+            self.recorder.settle()  # a failure that is not read yet must not get into it
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._end(trainer, None)
 

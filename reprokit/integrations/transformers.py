@@ -98,6 +98,10 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
         self._entered = True
         trainer.training_step = self._watching(progress, trainer.training_step)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.recorder and control.should_save:
+            self.recorder.settle()  # a failure that is not read yet must not get into a checkpoint
+
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._open.close()
 

@@ -3,9 +3,10 @@
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from reprokit.capture.recorder import IncidentCaptured
+from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import BadInput
 from reprokit.failure import Kind
 from reprokit.integrations.lightning import Record, replayable
@@ -17,6 +18,8 @@ QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_
 WAYS = {  # config, trainer
     "clipped": ({"way": "automatic"}, {"gradient_clip_val": 0.1}),
     "clipped by value": ({"way": "automatic"}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "fused": ({"way": "fused"}, {"gradient_clip_val": 0.1}),  # its numbers are read late
+    "fused and accumulated": ({"way": "fused"}, {"accumulate_grad_batches": 3}),
     "accumulated": ({"way": "automatic"}, {"accumulate_grad_batches": 3}),
     "bf16": ({"way": "automatic"}, {"precision": "bf16-mixed"}),
     "fp16": ({"way": "automatic"}, {"fp16": True, "gradient_clip_val": 0.1}),
@@ -27,7 +30,7 @@ WAYS = {  # config, trainer
     "adversarial": ({"way": "adversarial"}, {}),
     "an optimizer of one's own": ({"way": "own"}, {}),
 }
-PLAIN = {"clipped", "bf16", "fp16"}
+PLAIN = {"clipped", "fused", "bf16", "fp16"}
 
 
 def fit(lit, config, record=(), bad=None, epochs=2, **trainer):
@@ -35,7 +38,7 @@ def fit(lit, config, record=(), bad=None, epochs=2, **trainer):
     if trainer.pop("fp16", False):
         trainer["plugins"] = MixedPrecision("16-mixed", "cpu")  # with a GradScaler, which is of one run
     quiet = dict.fromkeys(QUIET, False)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[*record], **quiet, **trainer)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[*record], **{**quiet, **trainer})
     trainer.fit(module, lit.loader(bad))
     return module
 
@@ -77,7 +80,7 @@ def test_a_batch_that_ends_an_epoch_steps_though_fewer_are_accumulated(lit, tmp_
     assert outcome.fingerprint == incident.manifest.fingerprint
 
 
-@pytest.mark.parametrize("way", ["clipped", "accumulated", "manual", "adversarial"])
+@pytest.mark.parametrize("way", ["clipped", "fused", "accumulated", "manual", "adversarial"])
 def test_history_leads_to_the_same_step(lit, tmp_path, again, way):
     config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
     record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
@@ -113,6 +116,16 @@ def test_a_loader_may_be_trained_on_after_a_skipped_batch(lit, tmp_path):
     record = Record(lit.build, config, out=tmp_path / "out", rehearse=False, on_failure="skip")
     module = fit(lit, config, [record], bad=5, gradient_clip_val=0.1)
     assert record.recorder.skipped == [6, 13] and all(p.isfinite().all() for p in module.parameters())
+
+
+def test_what_ran_before_a_checkpoint_is_judged_before_it_is_written(lit, tmp_path, monkeypatch):
+    settled, config = [], {"seed": 0, "way": "fused"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    settle = Recorder.settle
+    monkeypatch.setattr(Recorder, "settle", lambda self: settled.append(self.steps) or settle(self))
+    each = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3, save_top_k=-1)
+    fit(lit, config, [record, each], epochs=1, enable_checkpointing=True)
+    assert settled[:2] == [3, 6] and len(list((tmp_path / "kept").iterdir())) >= 2
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from reprokit.capture.recorder import IncidentCaptured
+from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import BadInput
 from reprokit.failure import Kind
 from reprokit.integrations.transformers import record
@@ -112,6 +112,13 @@ def test_a_trainer_trains_twice(hf, tmp_path):
     for _ in range(2):
         trainer.train()
         assert found.recorder.steps == 2
+
+
+def test_what_ran_before_a_checkpoint_is_judged_before_it_is_written(hf, tmp_path, monkeypatch):
+    settled, settle = [], Recorder.settle
+    monkeypatch.setattr(Recorder, "settle", lambda self: settled.append(self.steps) or settle(self))
+    run(hf, tmp_path, {"steps": 4, "args": {"save_strategy": "steps", "save_steps": 2}})
+    assert settled == [2, 4] and (tmp_path / "trainer" / "checkpoint-2").is_dir()
 
 
 def test_a_trainer_that_looks_for_a_batch_size_begins_anew(hf, tmp_path, monkeypatch):

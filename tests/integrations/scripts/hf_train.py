@@ -65,11 +65,10 @@ def arguments(config):
         learning_rate=0.02,
         report_to=[],
         use_cpu=True,
-        save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
         train_sampling_strategy="sequential",
-        **config.get("args", {}),
+        **{"save_strategy": "no", **config.get("args", {})},
     )
 
 

@@ -50,7 +50,7 @@ class Net(L.LightningModule):
             return torch.optim.LBFGS(self.parameters())
         if self.way == "own":
             return Doubling(self.parameters())
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02, fused=self.way == "fused")
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, 0.02, int(self.trainer.estimated_stepping_batches) + 9
         )
