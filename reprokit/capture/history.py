@@ -255,16 +255,19 @@ class History:
         self._note("end", f"it ended: {why}")
 
 
-def write(draft: Draft, past: Past, donor: tree.Packed | None, place: str) -> None:
+Clean = Callable[[tree.Packed, str], tree.Packed]  # a batch without secrets, given its place
+
+
+def write(draft: Draft, past: Past, donor: tree.Packed | None, place: str, clean: Clean) -> None:
     """Into the folder of a rank, but for the anchor. The batch of the last step is not written where it is its donor.
     """
     for entry in past.entries:
         folder = f"{place}/history/{entry.step}"
         draft.write_tree(folder, "start", about(entry))
         if entry is not past.entries[-1] or entry.batch.packed is not donor:
-            draft.write_tree(folder, "batch", entry.batch.packed)
+            draft.write_tree(folder, "batch", clean(entry.batch.packed, f"{folder}/batch"))
     if past.donor is not None:
-        draft.write_tree(f"{place}/history", "donor", past.donor)
+        draft.write_tree(f"{place}/history", "donor", clean(past.donor, f"{place}/history/donor"))
 
 
 def about(entry: Entry) -> dict[str, Any]:

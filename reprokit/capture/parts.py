@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from reprokit import tree
 from reprokit.capture.black_box import Run
-from reprokit.capture.snapshot import Snapshot, write_batches
+from reprokit.capture.snapshot import Snapshot, cleaned, write_batches
 from reprokit.incident import GROUP, Draft
 
 
@@ -22,12 +23,14 @@ def written(run: Run, start: Snapshot, without: Collection[str]) -> Iterator[Pat
     start: its state and that of its past are what only this rank has. without: parts to leave out.
     """
     with Draft(run.out) as draft:
-        write_batches(draft, start, run.layout, without)
+        redacted = write_batches(draft, start, run.layout, without)
         draft.write_tree(start.folder, "rng", start.rng)
         if "state" not in without and start.state is not None:
-            draft.write_tree(start.folder, "state", start.state)
+            state = tree.refer(start.state, name="state")
+            draft.write_tree(start.folder, "state", cleaned(state, f"{start.folder}/state", redacted))
         if not {"state", "history"} & set(without) and start.past is not None:
-            draft.write_tree(start.folder, "anchor", start.past.anchor)
+            anchor = tree.refer(start.past.anchor, name="anchor")
+            draft.write_tree(start.folder, "anchor", cleaned(anchor, f"{start.folder}/anchor", redacted))
         group = start.company.group if start.company else {}
-        draft.write_json(f"{start.folder}/{GROUP}", {**group, "left_out": start.left_out})
+        draft.write_json(f"{start.folder}/{GROUP}", {**group, "left_out": [*start.left_out, *redacted]})
         yield draft.path / start.folder

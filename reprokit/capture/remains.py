@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from reprokit import tree
+from reprokit.capture import redact
 from reprokit.capture.black_box import ABOUT, BASE, BEGUN, CURRENT, DUMP
 from reprokit.capture.told import Told
 from reprokit.failure import Kind, Signature, Symptom
@@ -58,8 +59,8 @@ def finish(box: Path, death: Death) -> Path:
     dump = _dump(box)
     with Draft(Path(about["out"])) as draft:
         shutil.copytree(box / BASE, draft.path, dirs_exist_ok=True)
-        _write_step(draft, box, current, about["layout"])
         with Told(yaml.safe_load((box / BASE / "config.yaml").read_text())) as told:
+            told.redacted += _write_step(draft, box, current, about["layout"])
             told.write_logs(draft, {"traceback": dump or f"The process {death.words()} and left no stack.\n"}, None)
         draft.write_text("logs/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in current["metrics"]))
         return draft.publish(
@@ -76,26 +77,36 @@ def finish(box: Path, death: Death) -> Path:
         ).path
 
 
-def _write_step(draft: Draft, box: Path, current: Mapping[str, Any], layout: Any) -> None:
-    """The anchor, the steps from there on, and what the last one began with."""
-    _copy(box / f"anchors/{current['anchor']}", "anchor", draft, "state")
+def _write_step(draft: Draft, box: Path, current: Mapping[str, Any], layout: Any) -> list[str]:
+    """The anchor, the steps from there on, and what the last one began with. Returns where texts were redacted."""
+    redacted: list[str] = []
+    redacted += _copy(box / f"anchors/{current['anchor']}", "anchor", draft, "state")
     draft.write_json("state/loop.json", current["loop"])
     draft.write_json("flags.json", current["flags"])
     for step in current["steps"]:
         for name in ("start", "batch"):
-            _copy(box / f"steps/{step}", name, draft, f"{_RANK}/history/{step}")
+            redacted += _copy(box / f"steps/{step}", name, draft, f"{_RANK}/history/{step}")
     last = box / f"steps/{current['step']}"
     for name in ("batch", "rng"):
-        _copy(last, name, draft, _RANK)
+        redacted += _copy(last, name, draft, _RANK)
     if current["donor"] is not None:
-        for file in (box / f"steps/{current['donor']}").glob("batch.*"):
-            shutil.copyfile(file, draft.file(f"{_RANK}/donor{file.suffix}"))
+        redacted += _copy(box / f"steps/{current['donor']}", "batch", draft, _RANK, "donor")
     draft.write_json(f"{_RANK}/inputs.json", inputs.look(tree.load(last, "batch"), Layout.parse(layout)))
+    return redacted
 
 
-def _copy(folder: Path, name: str, draft: Draft, into: str) -> None:
+def _copy(folder: Path, name: str, draft: Draft, into: str, called: str = "") -> list[str]:
+    """What `tree` wrote, its texts without secrets; where there were some."""
+    place, redacted = f"{into}/{called or name}", list[str]()
     for file in folder.glob(f"{name}.*"):
-        shutil.copyfile(file, draft.file(f"{into}/{file.name}"))
+        copy = draft.file(f"{place}{file.suffix}")
+        shutil.copyfile(file, copy)
+        if file.suffix == ".json":
+            document = _read(file)
+            document["data"], redacted = redact.tree(document["data"], place)
+            if redacted:
+                copy.write_text(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
+    return redacted
 
 
 def _dump(box: Path) -> str:

@@ -85,7 +85,8 @@ class Repository:
         """Addresses by name, without credentials."""
         answer = self.run("config", "-z", "--get-regexp", r"^remote\..*\.url$", tolerant=True)
         pairs = (os.fsdecode(line).partition("\n") for line in answer.split(b"\0") if line)
-        return {key.removeprefix("remote.").removesuffix(".url"): redact.url(url)[0] for key, _, url in pairs}
+        named = [(key.removeprefix("remote.").removesuffix(".url"), url) for key, _, url in pairs]
+        return {redact.url(name)[0]: redact.url(url)[0] for name, url in named}
 
     def tracked(self) -> list[Tracked]:
         """The index as it was when first asked for."""

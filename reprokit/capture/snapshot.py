@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reprokit import checkpoint, failure, tree, works
-from reprokit.capture import environment, history, pointers, source
+from reprokit.capture import environment, history, pointers, redact, source
 from reprokit.capture.black_box import Run
 from reprokit.capture.seen import Seen
 from reprokit.capture.told import Told
@@ -94,10 +94,10 @@ def write(
     now = datetime.now(UTC)
     out.mkdir(parents=True, exist_ok=True)
     with Draft(out) as draft, Told(run.config) as told:
-        write_batches(draft, start, run.layout, without)
+        redacted = write_batches(draft, start, run.layout, without)
         on_own()
         draft.write_tree(start.folder, "rng", start.rng)
-        _write_state(draft, start, without, held)
+        _write_state(draft, start, without, held, redacted)
         left_out = _join(draft, start)
         record = source.archive(draft, run.root, exclude=[run.out])
         told.write_config(draft)
@@ -126,27 +126,41 @@ def write(
             created=now.isoformat(timespec="seconds"),
             commit=record.commit,
             fingerprint=shown.fingerprint,
-            redacted=(*record.redacted, *told.redacted),
-            left_out=(*([cannot] if cannot else []), *left_out, *record.left_out, *told.left_out),
+            redacted=(*redacted, *record.redacted, *told.redacted),
+            left_out=(*([cannot] if cannot else []), *told.lines(left_out), *record.left_out, *told.left_out),
             certificate=None,
         )
 
 
-def write_batches(draft: Draft, start: Snapshot, layout: Any, without: Collection[str]) -> None:
-    """What of a rank may be training's own memory, and where it came from."""
+def write_batches(draft: Draft, start: Snapshot, layout: Any, without: Collection[str]) -> list[str]:
+    """What of a rank may be training's own memory, and where it came from. Returns where texts of it were redacted."""
+    redacted: list[str] = []
+
+    def clean(packed: tree.Packed, place: str) -> tree.Packed:
+        return cleaned(packed, place, redacted)
+
     if start.batch is not None:
+        batch = clean(start.batch, f"{start.folder}/batch")
         if "batch" in without:
-            draft.write_tree(start.folder, pointers.FILE, pointers.of(start.batch))
+            draft.write_tree(start.folder, pointers.FILE, pointers.of(batch))
         else:
-            draft.write_tree(start.folder, "batch", start.batch)
+            draft.write_tree(start.folder, "batch", batch)
         looked = inputs.look(tree.unpack(start.batch), Layout.parse(layout))
         draft.write_json(f"{start.folder}/inputs.json", looked)
     if start.donor is not None and "donor" not in without:
-        draft.write_tree(start.folder, "donor", start.donor)
+        draft.write_tree(start.folder, "donor", clean(start.donor, f"{start.folder}/donor"))
     if start.past is not None and "history" not in without:
-        history.write(draft, start.past, None if "donor" in without else start.donor, start.folder)
+        history.write(draft, start.past, None if "donor" in without else start.donor, start.folder, clean)
     if start.loader is not None:
-        draft.write_tree(start.folder, "loader", start.loader)
+        draft.write_tree(start.folder, "loader", clean(start.loader, f"{start.folder}/loader"))
+    return redacted
+
+
+def cleaned(packed: tree.Packed, place: str, redacted: list[str]) -> tree.Packed:
+    """Without secrets in its texts; where there were some is added to `redacted`."""
+    data, found = redact.tree(packed.data, place)
+    redacted.extend(found)
+    return replace(packed, data=data) if found else packed
 
 
 def _join(draft: Draft, start: Snapshot) -> list[str]:
@@ -168,7 +182,9 @@ def _join(draft: Draft, start: Snapshot) -> list[str]:
     return lines
 
 
-def _write_state(draft: Draft, start: Snapshot, without: Collection[str], held: Pointers | None) -> None:
+def _write_state(
+    draft: Draft, start: Snapshot, without: Collection[str], held: Pointers | None, redacted: list[str]
+) -> None:
     trees: dict[str, Any] = {}
     if "state" not in without:
         if start.state is None:
@@ -179,6 +195,7 @@ def _write_state(draft: Draft, start: Snapshot, without: Collection[str], held: 
             trees["anchor"] = start.past.anchor
     for name, data in trees.items():
         packed = data if isinstance(data, tree.Packed) else tree.refer(data, name=name)
+        packed = cleaned(packed, f"state/{name}", redacted)
         draft.write_tree("state", name, packed, without=held.held(name) if held else ())
     if held and any(held.held(name) for name in trees):
         draft.write_json(f"state/{checkpoint.FILE}", held.to_json())

@@ -150,7 +150,7 @@ def _origin(
 
     try:
         commit = repository.commit()
-        origin |= {"branch": repository.branch(), "remotes": repository.remotes(), "folder": folder}
+        origin |= {"branch": _named(repository.branch()), "remotes": repository.remotes(), "folder": folder}
         origin["filters"] = _filters(repository, untracked, listing.left_out)
         if commit is None:
             listing.left_out.append("patch.diff: there is no commit yet, or HEAD is broken")
@@ -160,6 +160,10 @@ def _origin(
     except (GitError, OSError, ValueError) as error:  # no room for temporary files, or answers that we cannot read
         listing.left_out.append(f"patch.diff: {error}")
     return commit, found, origin
+
+
+def _named(branch: str | None) -> str | None:
+    return redact.url(branch)[0] if branch else branch  # no credentials: names are searched for shapes alone
 
 
 def _filters(repository: Repository, untracked: list[str], left_out: list[str]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -79,8 +79,22 @@ class Told:
         clean: dict[str, Any] = {}
         for name, value in symptom.evidence.items():
             with self._or_left_out(f"evidence of {symptom.kind}, {name}"):
-                clean[name] = redact.text(value)[0] if isinstance(value, str) else value
+                clean[name] = _cleaned(value)
         return clean
+
+    def fallback(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """What was tried: an outcome may be what the step said."""
+        try:
+            return dict(_cleaned(told))
+        except redact.Unscanned as reason:
+            return {**told, "tried": [[name, str(reason)] for name, _ in told["tried"]]}
+
+    def lines(self, lines: Sequence[str]) -> list[str]:
+        """What was left out, and why: an error's words may be among them."""
+        try:
+            return [_cleaned(line) for line in lines]
+        except redact.Unscanned as reason:
+            return [f"{len(lines)} lines on what was left out: {reason}"] if lines else []
 
     @contextmanager
     def _or_left_out(self, what: str) -> Iterator[None]:
@@ -88,6 +102,16 @@ class Told:
             yield
         except redact.Unscanned as reason:
             self.left_out.append(f"{what}: {reason}")
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact.text(value)[0]
+    if isinstance(value, Mapping):
+        return {_cleaned(key): _cleaned(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(part) for part in value]
+    return value
 
 
 def _message(error: BaseException) -> str:

@@ -33,6 +33,7 @@ from reprokit.capture.disk import Disk
 from reprokit.capture.logs import Tee, one_line, stacks
 from reprokit.capture.snapshot import Saw, Shown, Snapshot
 from reprokit.capture.telemetry import Telemetry
+from reprokit.capture.told import Told
 from reprokit.checkpoint import Pointers
 from reprokit.errors import BadInput
 from reprokit.failure import Signature
@@ -146,7 +147,8 @@ class Writer:
 
     def fell_back(self, path: Path, told: dict[str, Any]) -> None:
         """What was tried so that training could go on, to be found beside its incident."""
-        self._counts.fell_back(path, told)
+        with Told(self._run.config) as words:
+            self._counts.fell_back(path, words.fallback(told))
 
     def part(self, start: Snapshot) -> AbstractContextManager[Path]:
         """What this rank adds to an incident that another one writes: a folder, until the context is left. Raises what
@@ -193,14 +195,19 @@ class Writer:
 
         self._thread = threading.Thread(target=work, name="reprokit writer", daemon=False)
         self._thread.start()
-        wait([done], self._limits.write_within)
+        ended = lambda done: self._ended(done, start.step, signature)
+        try:
+            wait([done], self._limits.write_within)
+        except BaseException:  # somebody interrupts: it goes on, and is to be known
+            done.add_done_callback(ended)
+            raise
         if done.done():
             self._thread.join()
             return self._ended(done, start.step, signature)
         late.set()
         within = f"{self._limits.write_within:g} s"
         self._say(f"the incident of step {start.step} takes over {within}: training goes on meanwhile")
-        done.add_done_callback(lambda done: self._ended(done, start.step, signature))
+        done.add_done_callback(ended)
         return None
 
     def _ended(self, done: Future[Incident], step: int, signature: Signature | None) -> Path | None:

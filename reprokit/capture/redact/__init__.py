@@ -14,6 +14,7 @@ from reprokit.capture.redact.library import Unscanned, ready
 from reprokit.capture.redact.markers import MARKED, WORD, is_marker, marker
 from reprokit.capture.redact.names import is_secret_file, is_secret_name
 from reprokit.capture.redact.running import knowing, text
+from reprokit.capture.redact.trees import tree
 
 __all__ = [
     "MARKED",
@@ -32,5 +33,6 @@ __all__ = [
     "ready",
     "secrets",
     "text",
+    "tree",
     "url",
 ]
