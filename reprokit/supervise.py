@@ -110,7 +110,9 @@ def _has_dump(box: Path) -> bool:
 
 def _waited(child: subprocess.Popen[bytes]) -> str:
     """Wait for its end; where its core went, if it left one."""
-    status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    status = None
+    with suppress(ChildProcessError):  # who passed a signal on to it found it dead, and took its code already
+        status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     cwd, dumped = Path.cwd(), status is not None and status.si_code == os.CLD_DUMPED
     child.wait()
     if not dumped:

@@ -87,12 +87,12 @@ class BlackBox:
 
     @property
     def kept(self) -> bool:
-        """Whether there is one."""
-        return self._path is not None
+        """Whether there is one, and it is this process's: a forked child leaves its parent's alone."""
+        return self._path is not None and os.getpid() == self._owner
 
     def begin(self, start: Start, past: Past | None, state: Callable[[], State]) -> None:
         """A step begins. past: the steps before it; state: takes the harness's, where none is held to run from."""
-        if self._path is None:
+        if self._path is None or not self.kept:
             return
         try:
             if self._dump is None:
@@ -104,7 +104,7 @@ class BlackBox:
 
     def end(self) -> None:
         """The step is over, however it ended."""
-        if self._path is not None and self._dump is not None:
+        if self._path is not None and self._dump is not None and self.kept:
             (self._path / BEGUN).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What a process leaves that dies in its step: an incident, whole, whose step runs as it would have run there."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -164,6 +165,25 @@ def test_between_steps_nobody_is_in_one(make, boxes):
     recorder.step(batch(1))
     [box] = boxes.iterdir()
     assert in_step(box) is None
+
+
+def test_a_child_that_is_forked_in_a_step_leaves_its_parents_box_alone(make, train, monkeypatch, boxes):
+    """It leaves the step as its parent does."""
+    recorder, found = make(), []
+
+    def fork():
+        if (child := os.fork()) == 0:
+            train.hook = lambda: None
+            raise SystemExit
+        os.waitpid(child, 0)
+        found.append(in_step(next(boxes.iterdir())))
+
+    monkeypatch.setattr(train, "hook", fork)
+    try:
+        recorder.step(batch(1))
+    except SystemExit:
+        os._exit(0)
+    assert found == [1] and in_step(next(boxes.iterdir())) is None
 
 
 def test_a_step_that_fails_is_over(make, boxes):

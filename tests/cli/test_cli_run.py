@@ -191,3 +191,9 @@ def test_folders_of_supervisors_that_were_killed_are_removed(tmp_path):
         process.communicate("\n")
     supervise.sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [names[1]]
+
+
+def test_a_command_whose_end_was_seen_while_a_signal_was_passed_on_has_ended(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as child:
+        child.wait()
+        assert supervise._waited(child) == "" and child.returncode == 3
