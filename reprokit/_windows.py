@@ -95,6 +95,8 @@ def _tensor(tensor: torch.Tensor, label: str, found: Found) -> Node:
         start = tensor.data_ptr()
     except RuntimeError:
         raise NoForm("torch.Tensor without memory") from None
+    if not start and tensor.numel():
+        raise NoForm("torch.Tensor whose memory was freed, or was never there")
     shape, strides, name = tuple(tensor.shape), tensor.stride(), _name(tensor.dtype)
     node = {"$": "tensor", "dtype": name, "shape": list(shape), "offset": 0}
     if strides != _contiguous(shape):

@@ -7,7 +7,8 @@ removed or replaced since is seen from identities, a twentieth of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,8 +36,8 @@ class Anatomy:
         self._roots = dict(roots)
         walked: dict[int, nn.Module] = {}
         self.modules = [pair for name, module in roots.items() for pair in _walk(name, module, walked)]
-        inside = [(one._modules, one._parameters, one._buffers) for one in walked.values()]  # wrappers too
-        self._holders: list[dict[str, Any]] = list(chain.from_iterable(inside))
+        inside = walked.values()  # wrappers too
+        self._held = [_values(held) for one in inside for held in (one._modules, one._parameters, one._buffers)]
         self.parameters: dict[str, nn.Parameter] = self._named("_parameters")
         self.buffers: dict[str, torch.Tensor] = self._named("_buffers")
         self._parts = self._identities()
@@ -46,7 +47,7 @@ class Anatomy:
         return dict(roots) == self._roots and self._identities() == self._parts
 
     def _identities(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._holders))))
+        return list(map(id, chain.from_iterable(self._held)))
 
     def _named(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -59,6 +60,20 @@ class Anatomy:
                         raise BadInput(f"Harness: two tensors are called {prefix}.{name}; give the modules other names")
                     found[f"{prefix}.{name}"] = tensor
         return found
+
+
+def _values(holder: Mapping[str, Any]) -> Iterable[Any]:
+    """Of a dict as they are whenever one looks; compiled modules (`torch.jit`) hold theirs elsewhere, in what gives a
+    list."""
+    return holder.values() if isinstance(holder, dict) else _Values(holder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    holder: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.holder.values())
 
 
 def _walk(prefix: str, module: nn.Module, walked: dict[int, nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -191,12 +191,13 @@ def settled(state: State, keep: Keep) -> State:
 def put_state(harness: Harness, state: State) -> None:
     """Write a state back, in place, so that references held by the user's code stay valid.
 
-    Raises BadInput where the harness has other names or shapes than the state; for a harness of another config see
-    `step.refit`, which makes a state that fits.
+    Raises BadInput where the harness has other names or shapes than the state, before anything is written; for a
+    harness of another config see `step.refit`, which makes a state that fits.
     """
     params = parameters(harness)
-    _put_tensors("parameters", params, state["parameters"])
-    _put_tensors("buffers", buffers(harness), state["buffers"])
+    _check(harness, params, state)
+    _put_tensors(params, state["parameters"])
+    _put_tensors(buffers(harness), state["buffers"])
     for name, parameter in params.items():
         parameter.requires_grad_(state["requires_grad"][name])
         gradient = state["gradients"].get(name)
@@ -204,12 +205,26 @@ def put_state(harness: Harness, state: State) -> None:
     for name, module in named_modules(harness):
         module.training = state["training"].get(name, module.training)
     for key, optimizer in harness.optimizers.items():
-        _put_optimizer(key, optimizer, state["optimizers"], params)
+        _put_optimizer(optimizer, state["optimizers"][key], params)
     if harness.scaler and state["scaler"]:
         harness.scaler.load_state_dict(_copied(state["scaler"]))
         harness.scaler._per_optimizer_states.clear()  # of a step that did not come to its end
     for key, holder in harness.extra_state.items():
-        _put_extra(key, holder, state["extra"])
+        _put_extra(holder, state["extra"][key])
+
+
+def _check(harness: Harness, params: Mapping[str, nn.Parameter], state: State) -> None:
+    """Raises BadInput where this state is of another harness."""
+    _check_tensors("parameters", params, state["parameters"])
+    _check_tensors("buffers", buffers(harness), state["buffers"])
+    for key, optimizer in harness.optimizers.items():
+        captured = state["optimizers"].get(key)
+        if captured is None or _names_of(optimizer, params) != captured["names"]:
+            raise BadInput(
+                f"optimizer {key!r}: build gives it other parameters than were captured; build from that config"
+            )
+    if missing := harness.extra_state.keys() - state["extra"].keys():
+        raise BadInput(f"extra_state[{min(missing)!r}]: not in the captured state; build from the captured config")
 
 
 def _take_optimizer(
@@ -218,7 +233,7 @@ def _take_optimizer(
     names = _names_in(optimizer, params)
     state = {names[id(p)]: dict(entry) for p, entry in optimizer.state.items() if id(p) in names}
     return {
-        "names": [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups],
+        "names": _names_of(optimizer, params),
         "state": _held(state, f"{path}.state", keep),
     }
 
@@ -228,14 +243,8 @@ def _take_groups(path: str, optimizer: torch.optim.Optimizer, keep: Keep) -> Any
     return _held(groups, f"{path}.groups", keep)
 
 
-def _put_optimizer(
-    key: str, optimizer: torch.optim.Optimizer, states: Mapping[str, State], params: Mapping[str, nn.Parameter]
-) -> None:
+def _put_optimizer(optimizer: torch.optim.Optimizer, state: State, params: Mapping[str, nn.Parameter]) -> None:
     names = _names_in(optimizer, params)
-    state = states.get(key)
-    ours = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    if state is None or ours != state["names"]:
-        raise BadInput(f"optimizer {key!r}: build gives it other parameters than were captured; build from that config")
     optimizer.state.clear()
     by_name = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     for name, entry in state["state"].items():
@@ -244,6 +253,12 @@ def _put_optimizer(
         for gone in [k for k in group if k != "params" and k not in captured]:
             del group[gone]
         group.update(_copied(captured))
+
+
+def _names_of(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Group by group."""
+    names = _names_in(optimizer, params)
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _names_in(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> dict[int, str]:
@@ -272,17 +287,14 @@ def _take_extra(path: str, holder: Any, keep: Keep) -> Any:
     return holder.get_state() if isinstance(holder, torch.Generator) else _held(holder.state_dict(), path, keep)
 
 
-def _put_extra(key: str, holder: Any, states: Mapping[str, Any]) -> None:
-    if key not in states:
-        raise BadInput(f"extra_state[{key!r}]: not in the captured state; build from the captured config")
+def _put_extra(holder: Any, state: Any) -> None:
     if isinstance(holder, torch.Generator):
-        holder.set_state(states[key])
+        holder.set_state(state)
     else:
-        holder.load_state_dict(_copied(states[key]))
+        holder.load_state_dict(_copied(state))
 
 
-@torch.no_grad()
-def _put_tensors(what: str, ours: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+def _check_tensors(what: str, ours: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
     if odd := sorted(ours.keys() ^ captured.keys()):
         raise BadInput(f"{what}: build gives another set than was captured ({_some(odd)}); build from that config")
     for name, tensor in ours.items():
@@ -290,6 +302,12 @@ def _put_tensors(what: str, ours: Mapping[str, torch.Tensor], captured: Mapping[
         if tensor.shape != value.shape or tensor.dtype != value.dtype:
             given, expected = f"{tensor.dtype} {list(tensor.shape)}", f"{value.dtype} {list(value.shape)}"
             raise BadInput(f"{what}: {name} is {given}, captured was {expected}; build from the captured config")
+
+
+@torch.no_grad()
+def _put_tensors(ours: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in ours.items():
+        value = captured[name]
         if tensor.stride() != value.stride():
             tensor.data = _copied(value.to(tensor.device))
         else:

@@ -11,12 +11,13 @@ spike, which has a bound of its own. A step that merely fails no longer did fail
 
 from __future__ import annotations
 
-from math import isinf
+from math import isinf, nan
 
 import torch
 
 from reprokit import failure, tree
 from reprokit.capture.latch import LateProbe, joined
+from reprokit.capture.logs import one_line
 from reprokit.capture.snapshot import Snapshot
 from reprokit.failure import Kind
 from reprokit.harness import Harness, buffers, put_state
@@ -28,22 +29,28 @@ from reprokit.step.run import run
 _ROOT = torch.finfo(torch.float32).max ** 0.5  # a norm from which on its square overflows
 
 
-def again(harness: Harness, start: Snapshot, late: LateProbe) -> Probe:
+def again(harness: Harness, start: Snapshot, late: LateProbe) -> tuple[Probe, str]:
     """What the step shows when it is run again, nothing where nothing failed; what is known already where it comes out
-    otherwise. Afterwards the harness is as it was when the step began, and so are the generators."""
+    otherwise, and then a line on that. Afterwards the harness is as it was when the step began, and so are the
+    generators. Raises what keeps it from being put back."""
     if start.state is None or start.batch is None or in_company():
-        return late
+        return late, ""
+    _back_to(harness, start)
     try:
         with flags.entered(start.flags):
-            _back_to(harness, start)
             probe, large = _run(harness, start, late)
-    except Exception:
-        return late  # what failed quietly and now raises is another failure
+    except Exception as error:  # what failed quietly and now raises is another failure
+        return late, f"the step, run again from what is held here, raised {one_line(error)}"
     finally:
         _back_to(harness, start)
     before, now = failure.first(late.symptoms), failure.first(probe.symptoms)
     same = probe.fingerprint().get("losses") == late.fingerprint().get("losses")
-    return probe if same and (now == before or (before and before.kind in large)) else late
+    if same and (now == before or (before and before.kind in large)):
+        return probe, ""
+    came = ", ".join(f"{name} {value:g} for {late.losses.get(name, nan):g}" for name, value in probe.losses.items())
+    other = "failed in another way" if same else f"gave other losses ({came})"
+    why = "it is not deterministic, or something wrote into its state without a trace (`.data`, NumPy)"
+    return late, f"the step, run again from what is held here, {other}: {why}"
 
 
 def in_company() -> bool:

@@ -28,6 +28,7 @@ class Begun:
     left_out: Sequence[str]  # entries of the batch that cannot be stored
     came: bool = True  # False: the loader failed, and there is no batch
     held: bool = False  # by a latch: optimizers that were called since had been told to skip
+    doubts: list[str] = field(default_factory=list)  # about what is held
     looked: bool = field(default=False)  # where a failure would have shown, before an optimizer's step
 
     @property
@@ -58,7 +59,7 @@ class Begun:
         return self._snapshot(lambda: self.start.parts(OWN))
 
     def _snapshot(self, take: Callable[[], State]) -> Snapshot:
-        notes = list(self.left_out)
+        notes = [*self.left_out, *self.doubts]
         state = None
         try:
             state = take()

@@ -7,6 +7,7 @@ leave it in their order, since what is healthy is told by those before.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from reprokit import tree
 from reprokit.capture import black_box as box
 from reprokit.capture.batch import Held
 from reprokit.capture.begun import Begun
-from reprokit.capture.history import History
+from reprokit.capture.history import APART, History
 from reprokit.capture.latch import Latch, LateProbe, possible
 from reprokit.capture.logs import one_line
 from reprokit.capture.start import Start, Steady
@@ -33,6 +34,8 @@ from reprokit.step.probe import Probe
 LATEST = 8  # steps that may wait to be judged, on a GPU that is far behind its host; the next one waits
 WARM = 2  # first steps, which are copied whole: they show what may be kept by reference
 METRICS_IN_BOX = 32  # of them in a black box, which writes them each step
+
+log = logging.getLogger("reprokit")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,11 +73,18 @@ class Flights:
         self.in_time: str | None = None  # why steps that ran after a failing one could not be run again
         self._box, self._metrics, self._finding = box, metrics, finding
         self._steady = Steady()
+        self._moves_unknown = latch is not None  # what a step moves after the last look: only late readers need that
+        self._shows_moves: Start | None = None
+        self._said: set[str] = set()
+        self._looked_whole = 0  # step after which all parameters were looked at
         self._waiting: deque[Flight] = deque()
 
     def begin(self, number: int, batch: Any) -> Begun | None:
         """What the step starts from; None where that cannot be taken, which is said once and stops nothing."""
         whole = self.history.due(number, self.harness) or number <= WARM
+        if self._moves_unknown:
+            self._learn_moves()
+            whole = whole or self.micro + 1 == self.harness.accumulate
         if self._waiting:
             self._waiting[-1].after = self.history.after(number - 1)
         try:
@@ -113,13 +123,21 @@ class Flights:
     def probe(self, begun: Begun | None, batch: Any, watching: Watching | None = None, *, late: bool = True) -> Probe:
         """The context for the step. watching: in place of the run's detectors; late: it may be read late."""
         at_door = lambda one: self._at_door(one, begun, probe)
+        trouble = lambda error: self._blind(begun, error)
         probe: Probe
         if not late or self.latch is None or begun is None or begun.step <= WARM:
-            probe = Probe(self.harness, watching or self.detectors, batch, at_door)
-        else:
-            whole = begun.start.full
-            probe = LateProbe(self.harness, self.detectors, batch, at_door, self.latch, whole=whole)
+            probe = Probe(self.harness, watching or self.detectors, batch, at_door, trouble)
+            return probe
+        whole = begun.start.full or begun.step - self._looked_whole >= APART  # there may be no history, and no anchors
+        self._looked_whole = begun.step if whole else self._looked_whole
+        probe = LateProbe(self.harness, self.detectors, batch, at_door, self.latch, whole=whole, trouble=trouble)
         return probe
+
+    def _blind(self, begun: Begun | None, error: Exception) -> None:
+        if (line := one_line(error)) not in self._said:
+            self._said.add(line)
+            step = f"step {begun.step}" if begun else "a step"
+            log.error("%s, and others like it, is not looked at, training is left alone: %s", step, line)
 
     def end(self, flight: Flight) -> None:
         """The step is over."""
@@ -128,6 +146,9 @@ class Flights:
             return
         self._box.end()
         self.micro = (self.micro + 1) % self.harness.accumulate
+        if flight.probe.blind:
+            self.history.failed()  # whether the next one follows from this one, nobody knows
+            return
         for stranger in dict.fromkeys(flight.probe.strangers):
             self._finding(
                 f"an optimizer that the harness does not list took a step: {stranger}; hand it over in "
@@ -151,6 +172,10 @@ class Flights:
         if flight.begun is None:
             return
         flight.begun.settled(late=isinstance(flight.probe, LateProbe))
+        if self._moves_unknown and flight.begun.start.full and flight.probe.stepped:
+            self._shows_moves = flight.begun.start
+            if self.harness.device.type == "cpu":  # elsewhere a step may be read when the next one has begun
+                self._learn_moves()
         if flight.probe.scaling is not None and flight.probe.scaling.skipped > 0:
             self.history.suspect(flight.number)
         else:
@@ -178,6 +203,11 @@ class Flights:
             self.micro = (self.micro + 1) % self.harness.accumulate
         if scaling is not None:
             self.detectors.skipped(scaling.skipped + (0 if scaling.succeeded else self.detectors.skips))
+
+    def _learn_moves(self) -> None:
+        if self._shows_moves is not None:
+            self._shows_moves.learn_moves()
+            self._moves_unknown, self._shows_moves = False, None
 
     def _at_door(self, optimizer: torch.optim.Optimizer, begun: Begun | None, probe: Probe) -> None:
         """A failure shows here or, most likely, not at all; this optimizer has not updated anything yet."""

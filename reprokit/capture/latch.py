@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from reprokit.capture.bounded import bounded
 from reprokit.failure import Kind, Symptom
@@ -31,7 +31,7 @@ from reprokit.step.detectors import Watching, scaler
 from reprokit.step.detectors.collapse import look_at_features
 from reprokit.step.detectors.view import Bound, StepView
 from reprokit.step.finite import all_finite, norms
-from reprokit.step.probe import AtDoor, Clipped, Probe, named_terms
+from reprokit.step.probe import AtDoor, Clipped, Probe, Trouble, named_terms
 
 
 def possible(harness: Harness) -> bool:
@@ -57,6 +57,10 @@ class Latch:
         """Not to be written into."""
         return self._value
 
+    def back(self, value: torch.Tensor) -> None:
+        """To what it was before a step that did not come to its end, and is judged in another way."""
+        self._value = value
+
     def add(self, bad: torch.Tensor) -> None:
         """OR. bad: a boolean without dimensions."""
         self._value = torch.maximum(self._value, bad.to(self._value.dtype))
@@ -74,10 +78,19 @@ class LateProbe(Probe):
     symptoms. whole: look at all parameters after the step, also those that an optimizer cannot have made infinite."""
 
     def __init__(
-        self, harness: Harness, watching: Watching, batch: Any, at_door: AtDoor, latch: Latch, *, whole: bool = True
+        self,
+        harness: Harness,
+        watching: Watching,
+        batch: Any,
+        at_door: AtDoor,
+        latch: Latch,
+        *,
+        whole: bool = True,
+        trouble: Trouble | None = None,
     ) -> None:
-        super().__init__(harness, watching, batch, at_door)
+        super().__init__(harness, watching, batch, at_door, trouble)
         self._latch, self._whole = latch, whole
+        self._before = latch.value
         self.bounds: Mapping[Kind, Bound] = watching.bounds()
         self._numbers: dict[str, torch.Tensor] = {}  # without dimensions, on the device
         self._reading: _Reading | None = None
@@ -87,7 +100,11 @@ class LateProbe(Probe):
         self._held: list[Any] = []  # optimizers whose `found_inf` is ours
 
     def __enter__(self) -> LateProbe:
-        self._open()
+        super().__enter__()
+        self._after = register_optimizer_step_post_hook(self._after_optimizer)
+        return self
+
+    def _begin(self) -> None:
         if self._watching.wants_features:
             self._seen = look_at_features(self._harness, self._batch)
         self._before_scaler = _scaler(self._harness)
@@ -95,20 +112,19 @@ class LateProbe(Probe):
         self._versions = between.versions(list(self._buffers.values()))
         self._params = list(self._parameters.values())
         self._param_versions = between.versions(self._params)
-        self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
-        self._after = register_optimizer_step_post_hook(self._after_optimizer)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._hook.remove()
-        self._close()
+        super().__exit__(kind, error, None)
         self._after.remove()
         for optimizer in self._held:
             self._after_optimizer(optimizer)
         self._terms = {name: term.detach() for name, term in self._terms.items()}  # lets go of the graph
-        if error is None:
-            self._tell(ends=True)
-            self._finish()
+        if error is not None or self.blind:
+            self._latch.back(self._before)
+
+    def _end(self) -> None:
+        self._tell(ends=True)
+        self._finish()
 
     @property
     def ready(self) -> bool:
@@ -124,15 +140,22 @@ class LateProbe(Probe):
         self._terms = named_terms(losses)
         return self._terms
 
-    def look_at_gradients(
-        self, *, judge: bool = True, scale: float | torch.Tensor = 1.0, clipped: Clipped | None = None
+    def _look_at(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        judge: bool,
+        scale: float | torch.Tensor,
+        clipped: Clipped | None = None,
     ) -> None:
         """As a `Probe` does, without reading."""
-        self._looked, self._judged = True, judge
+        self._judged = judge or (self._looked and self._judged)
+        self._looked, self._entered = True, False
         known = self._norm_of_all(clipped)
-        found = norms(p.grad for p in self._parameters.values() if p.grad is not None) if known is None else [known]
+        found = norms(p.grad for p in parameters.values() if p.grad is not None) if known is None else [known]
         if found:
-            self._numbers["grad_norm"] = joined(found, self._harness.device) / scale
+            now = joined(found, self._harness.device) / scale
+            self._numbers["grad_norm"] = torch.maximum(now, self._numbers.get("grad_norm", now))  # a NaN stays one
+            self._told.discard("gradients")
 
     def settle(self) -> None:
         """Read, and judge. Waits where it is not ready."""
@@ -154,19 +177,28 @@ class LateProbe(Probe):
         )  # fmt: skip
         self._symptoms += self._watching.look(view)
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _door(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        super()._door(optimizer, *given)
+        if self.blind and not self._is_stranger(optimizer):  # an earlier step may have set the latch
+            self._latch.back(self._before)
+            self._hold(optimizer)
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
         if self._is_stranger(optimizer):
             return
-        if not self._looked:
-            scale = getattr(optimizer, "grad_scale", None)
-            judge = getattr(optimizer, "found_inf", None) is None
-            self.look_at_gradients(judge=judge, scale=1.0 if scale is None else scale)
+        complete = self._looked and not self._entered  # as somebody said who called for that look
+        self._look_from_door(optimizer)
         self._stepped = True
+        known = complete or not _has_closure(*given)
+        self._whole = self._whole or not (known and bounded(optimizer, self.bounds[Kind.GRAD_SPIKE][0]))
         self._tell()
         self._numbers.setdefault("latched", self._latch.value)  # what is told later does not hold this step's update
-        if self._latch.hold(optimizer):
-            self._held.append(optimizer)
+        self._hold(optimizer)
         self._at_door(optimizer)
+
+    def _hold(self, optimizer: torch.optim.Optimizer) -> None:
+        if not any(optimizer is one for one in self._held) and self._latch.hold(optimizer):
+            self._held.append(optimizer)
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         """Where GradScaler set it, GradScaler takes it away."""
@@ -210,9 +242,8 @@ class LateProbe(Probe):
 
     def _doubtful(self) -> list[torch.nn.Parameter]:
         """Parameters that may have become infinite: all, or what was written into by others than optimizers of which
-        that is known. Fused ones leave no trace in a version."""
-        norm = self.bounds[Kind.GRAD_SPIKE][0]
-        if self._whole or not all(bounded(one, norm) for one in self._harness.optimizers.values()):
+        it was known, when they stepped, that they cannot. Fused ones leave no trace in a version."""
+        if self._whole:
             return self._params
         now = between.versions(self._params)
         if now == self._param_versions:
@@ -275,6 +306,11 @@ class _Reading:
         if self.event is not None:
             self.event.synchronize()
         return dict(zip(self.names, map(float, self.host.cpu().numpy())))
+
+
+def _has_closure(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether an optimizer was handed one: it is called in its step, and may make the gradients only there."""
+    return named.get("closure") is not None or any(map(callable, arguments[1:]))
 
 
 def _number(value: torch.Tensor, device: torch.device) -> torch.Tensor:

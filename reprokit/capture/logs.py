@@ -19,8 +19,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
+from reprokit.failure import said
+
 LIMIT = 64 * 1024  # bytes of UTF-8 kept of each stream: about a thousand lines, and nothing beside a batch
 _UNTRIMMED = 1024  # pieces that may pile up before they are joined and cut; `print` writes two a line
+
+log = logging.getLogger("reprokit")
 
 
 class Tail:
@@ -176,4 +180,12 @@ def stacks(first: int | None = None, title: str = "current") -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception in a log: its type and what it says."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {said(error)}".split())
+
+
+def note(error: BaseException, line: str) -> None:
+    """Beside what an exception says; in the log where it takes no notes, as one that is frozen."""
+    try:
+        error.add_note(line)
+    except Exception:
+        log.error("%s", line)

@@ -9,6 +9,7 @@ reach training: it goes on, or stops with its own error, never with ours.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from reprokit.capture.disk import Disk
 from reprokit.capture.entrypoint import name_of
 from reprokit.capture.flights import Flight, Flights, latch_of
 from reprokit.capture.history import BYTES, STEPS, History
-from reprokit.capture.logs import one_line
+from reprokit.capture.logs import note, one_line
 from reprokit.capture.ranks import Ranks, Told
 from reprokit.capture.recovery import AT_MOST, IncidentCaptured, OnFailure, Recovery
 from reprokit.capture.rehearsal import Rehearsals
@@ -104,7 +105,7 @@ class Recorder:
         self.findings: list[str] = []  # of the rehearsal: what will not replay, a line each
         self.steps = 0  # that were begun
         self._reason = {"reason": reason} if reason else {}
-        self._watching = False
+        self._watching = threading.Lock()  # a step; of one thread at a time
         self._told: Exception | None = None  # that a step raised last
         self._begun: Begun | None = None  # the step that is under way
         self._harness = harness
@@ -213,7 +214,7 @@ class Recorder:
         one that nobody has seen yet; what ran before is in its history. Call it where the loop runs. Raises BadInput
         before the first step has ended. None where it could not be written, which a line in the log explains.
         """
-        begun = self._begun if self._watching else self._between()
+        begun = self._begun if self._watching.locked() else self._between()
         return self._capture(begun, Seen(), None, {"reason": why})
 
     def _between(self) -> Begun | None:
@@ -236,21 +237,21 @@ class Recorder:
         if (seen := loaders.seen(error, [self._root])) is None:
             return
         if path := self._capture(self._next({}, [], came=False), seen, error):
-            error.add_note(f"reprokit captured what its loader left in {path}; next: reprokit show {path}")
+            note(error, f"reprokit captured what its loader left in {path}; next: reprokit show {path}")
 
     @contextmanager
     def _watched(self, batch: Any, *, ours: bool = True) -> Iterator[Probe]:
-        if self._watching:
+        if not self._watching.acquire(blocking=False):
             raise BadInput(
                 "Recorder: a step was begun inside another one; end the first, or give it a recorder of its own"
             )
-        self.steps += 1
-        if self.steps == 1:
-            self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
-        self._begun = begun = self._flights.begin(self.steps, batch)
-        self._watching = True
-        self._ranks.begin(begun)
+        flight: Flight | None = None
         try:
+            self.steps += 1
+            if self.steps == 1:
+                self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
+            self._begun = begun = self._flights.begin(self.steps, batch)
+            self._ranks.begin(begun)
             self._stop_if_told()
             probe = self._flights.probe(begun, batch)
             flight = Flight(number=self.steps, begun=begun, probe=probe, ours=ours)
@@ -259,15 +260,16 @@ class Recorder:
         except (IncidentCaptured, BadInput):
             raise  # of a step inside this one; of a harness that is not what it must be: no failure of training
         except Exception as error:
-            if loaders.interrupts(error):
-                raise  # of a worker that died meanwhile: no failure of this step
+            if flight is None or loaders.interrupts(error):
+                raise  # of a batch that has no layout; of a worker that died meanwhile: no failure of this step
             if not self._goes_on(flight, error):
                 raise
             return
         finally:
-            self._watching, self._begun = False, None
+            self._begun = None
             self._ranks.end()
             self._box.end()
+            self._watching.release()
         self._flights.end(flight)
         self._settle()
         self._signals.settle()
@@ -279,7 +281,7 @@ class Recorder:
         flight.error = self._told = error
         self._flights.end(flight)
         if earlier := self._late_failure():
-            error.add_note(str(earlier))
+            note(error, str(earlier))
             return False
         self._told = error if flight.ends else None  # it holds all that the step held
         return not flight.ends
@@ -366,7 +368,7 @@ def _plain(config: Any) -> Any:
     """A copy of a config that a YAML file can hold. Raises BadInput where it cannot."""
     try:
         return _yaml.read(yaml.safe_dump(config))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(
             f"Recorder: config holds what YAML cannot ({one_line(error)}); a config is plain data: dicts, "
             "lists, numbers, strings, booleans and None"

@@ -36,13 +36,14 @@ from reprokit.capture.begun import Begun
 from reprokit.capture.fallback import Fallback, fall_back
 from reprokit.capture.flights import Flight, Flights
 from reprokit.capture.latch import LateProbe
-from reprokit.capture.logs import one_line
+from reprokit.capture.logs import note, one_line
 from reprokit.capture.rerun import Cannot, Rerun, drew, lost
 from reprokit.capture.snapshot import Saw
 from reprokit.errors import BadInput, Infrastructure, ReprokitError
 from reprokit.failure import Kind, Signature, Symptom
 from reprokit.harness import State
 from reprokit.step.detectors import Watching
+from reprokit.step.probe import Probe
 
 OnFailure = Literal["raise", "skip", "fallback"]
 AT_MOST = 10  # steps skipped in a row: a bad shard of data passes, a run that has gone bad does not
@@ -145,7 +146,7 @@ class Recovery:
         begun, probe = flight.begun, flight.probe
         if begun is not None and isinstance(probe, LateProbe):
             begun.held = probe.latched
-            probe = again(self._flights.harness, begun.snapshot(), probe)
+            probe = self._closely(begun, probe)
             if not probe.symptoms:
                 self._false_alarm(flight, self._flights.failed())
                 return
@@ -166,6 +167,17 @@ class Recovery:
             raise IncidentCaptured(path, signature, flight.number, why)
         if why:
             log.error("step %d: %s", flight.number, why)
+
+    def _closely(self, begun: Begun, probe: LateProbe) -> Probe:
+        try:
+            found, doubt = again(self._flights.harness, begun.snapshot(), probe)
+        except Exception as trouble:  # no memory for it, or a harness that is another one by now
+            log.warning("step %d is not run again for a closer look: %s", begun.step, one_line(trouble))
+            return probe
+        if doubt:
+            begun.doubts.append(doubt)
+            log.warning("step %d: %s", begun.step, doubt)
+        return found
 
     def _go_on(self, flight: Flight, symptoms: Sequence[Symptom], path: Path | None) -> None:
         """Raises Cannot."""
@@ -226,7 +238,7 @@ class Recovery:
             probe.add(found := allocator.evidence())
             logs["memory"] = allocator.text(found)
         if path := self._capture(flight.begun, probe, error, logs):
-            error.add_note(f"reprokit captured this step in {path}; next: reprokit show {path}")
+            note(error, f"reprokit captured this step in {path}; next: reprokit show {path}")
         if self.on_failure != "skip" or flight.begun is None or in_company():
             return False
         try:
@@ -235,7 +247,7 @@ class Recovery:
             self._flights.failed()
             told = self._skip(flight, state)
         except Exception as reason:
-            error.add_note(f"on_failure=skip: {reason if isinstance(reason, Cannot) else one_line(reason)}")
+            note(error, f"on_failure=skip: {reason if isinstance(reason, Cannot) else one_line(reason)}")
             return False
         log.warning("step %d: %s: %s; captured in %s", flight.number, one_line(error), told, path)
         return True
@@ -250,7 +262,10 @@ class Recovery:
             return
         log.info("%s: no failure; %s run again", what, _span(steps))
         self._rerun.attempt(flight, Watching())  # its numbers have been told to the run's detectors
-        self._rerun.after_first(steps, own=True)
+        try:
+            self._rerun.after_first(steps, own=True)
+        except Cannot as reason:
+            log.warning("%s: no failure, but updates of %s are lost: %s", what, _span(steps), reason)
 
 
 def _span(steps: Sequence[Flight]) -> str:

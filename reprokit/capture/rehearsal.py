@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from torch.nn.parameter import is_lazy
+
 from reprokit._scratch import Scratch
 from reprokit.capture.again import in_company
 from reprokit.capture.logs import one_line
@@ -88,4 +90,4 @@ def rehearse(write: Callable[[Path], Path]) -> list[str]:
 
 def _state_bytes(harness: Harness) -> int:
     """Of parameters and, for an optimizer with two moments, what it will keep."""
-    return 3 * sum(p.numel() * p.element_size() for p in parameters(harness).values())
+    return 3 * sum(p.numel() * p.element_size() for p in parameters(harness).values() if not is_lazy(p))

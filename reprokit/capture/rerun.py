@@ -39,7 +39,11 @@ class Rerun:
 
     def start_of(self, begun: Begun) -> State:
         """The state at its start; made from an earlier one where it was written into. Raises Cannot."""
-        if (state := begun.snapshot().state) is not None:
+        try:
+            state = begun.snapshot().state
+        except Exception as trouble:
+            raise Cannot(f"what the step started from cannot be taken: {one_line(trouble)}") from trouble
+        if state is not None:
             return state
         if (past := self._flights.history.past(begun.step)) is None:
             raise Cannot("what the step started from was written into, and no step before it is held")
@@ -54,16 +58,24 @@ class Rerun:
             raise Cannot(f"what the step started from cannot be made again: {one_line(trouble)}") from trouble
 
     def restore(self, flight: Flight, state: State) -> None:
+        """Raises Cannot."""
         assert flight.begun is not None
-        put_state(self._flights.harness, state)
+        try:
+            put_state(self._flights.harness, state)
+        except Exception as trouble:  # the step, or the loop after it, made another harness; or an object refuses
+            raise Cannot(f"what the step started from cannot be put back: {one_line(trouble)}") from trouble
         rng.put(flight.begun.rng)
         self._flights.back_to(flight)
 
     def after_first(self, steps: Sequence[Flight], *, own: bool) -> None:
-        """All but the first, which is behind us. own: with the random numbers that they had."""
+        """All but the first, which is behind us. own: with the random numbers that they had. Raises Cannot."""
         for before, flight in pairwise(steps):
             assert flight.begun is not None
-            between.put(self._flights.harness, before.after or [])
+            try:
+                between.put(self._flights.harness, before.after or [])
+            except Exception as trouble:
+                done = f"what the loop did after step {before.number} cannot be done again"
+                raise Cannot(f"{done}: {one_line(trouble)}") from trouble
             if own:
                 rng.put(flight.begun.rng)
             self.attempt(flight)

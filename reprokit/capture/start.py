@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from reprokit._storage import CODES, PAIRS
 from reprokit.harness import Harness, State, anatomy, cloned, joined, settled, take_lasting, take_passing
 from reprokit.step.between import addresses, moments, version, versions
 
+_NUMBERS = {getattr(torch, name) for name in (*CODES, *PAIRS, "float8_e8m0fnu") if hasattr(torch, name)}
 OWN = ("buffers", "gradients", "extra")  # of a state: what ranks that train one model together need not agree about
 
 
@@ -47,7 +49,7 @@ class _Lasting:
         self.state = take_lasting(harness, self._note)
         self.index = {id(tensor): i for i, tensor in enumerate(self.live)}  # in `state`
         self.moments = {i for i, path in enumerate(self.paths) if path.startswith("optimizers.")}
-        self.uncounted = [i for i, one in enumerate(self.live) if one.is_sparse or version(one) < 0]
+        self.uncounted = [i for i, one in enumerate(self.live) if version(one) < 0 or not _plain(one)]
         self.known = False  # whether each is steady
         self._spare: list[torch.Tensor] | None = None
         self._anatomy, now = anatomy(harness), moments(harness)
@@ -97,7 +99,7 @@ class _Lasting:
 
     def hand_back(self, copies: list[torch.Tensor]) -> None:
         """Nobody needs these any more."""
-        if not self.uncounted:
+        if not self.uncounted and all(type(one) is torch.Tensor for one in copies):
             self._spare = copies
 
 
@@ -157,7 +159,7 @@ class Start:
 
     def _keep(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         count = version(tensor)
-        steady = path in self._steady and count >= 0 and not tensor.is_sparse
+        steady = path in self._steady and count >= 0 and _plain(tensor)
         copy = None if steady and not self.full else cloned(path, tensor)
         live = tensor.detach()
         self._others[path] = _Tensor(live, count, copy)
@@ -178,9 +180,20 @@ class Start:
         for path, one in self._others.items():
             self._learn(path, version(one.live) == one.version, one.copy, one.live)
 
+    def learn_moves(self) -> None:
+        """The step is over: what it moved after it was looked at, as a teacher after the optimizer's step, and without
+        a trace, is not there any more for who looks later."""
+        lasting, now = self._lasting, versions(self._lasting.live)
+        quiet = (i for i in self._copies if i not in self._updated and now[i] == self._versions[i])
+        pairs = [(lasting.paths[i], self._copies[i], lasting.live[i]) for i in quiet]
+        pairs += [(p, one.copy, one.live) for p, one in self._others.items() if one.copy is not None]
+        for path, copy, live in pairs:
+            if path in self._steady and not _equal(copy, live):
+                self._steady.seen(path, False)
+
     def _learn(self, path: str, unchanged: bool, copy: torch.Tensor | None, live: torch.Tensor) -> None:
         if unchanged and copy is not None and not self._steady.knows(path):
-            unchanged = _equal(copy, live)  # `.data` and NumPy leave no trace in the version
+            unchanged = _plain(live) and _equal(copy, live)  # `.data` and NumPy leave no trace in the version
         self._steady.seen(path, unchanged)
 
     def updating(self, key: str, optimizer: torch.optim.Optimizer) -> None:
@@ -228,6 +241,11 @@ class Start:
         changed = set() if now == self._versions else {i for i, n in enumerate(now) if n != self._versions[i]}
         # an optimizer that skips counts its step up and down again: versions move, values do not
         return changed - self._lasting.moments if held else changed | self._updated
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Numbers in memory, which can be compared: nothing sparse, nested, quantized, packed or without a device."""
+    return tensor.layout is torch.strided and tensor.dtype in _NUMBERS and not (tensor.is_nested or tensor.is_meta)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from hashlib import sha256
-from math import isfinite, isinf
+from math import isfinite, isinf, isnan
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, TracebackType
@@ -39,6 +39,7 @@ _EVIDENCE = 5  # names listed in a symptom: enough to see a pattern, short enoug
 _active: ContextVar[Probe | None] = ContextVar("active", default=None)  # around the step that runs
 
 AtDoor = Callable[[torch.optim.Optimizer], None]
+Trouble = Callable[[Exception], object]
 
 
 class Clipped(NamedTuple):
@@ -52,7 +53,9 @@ class Probe:
     """A context around one step. After it: `symptoms`, `losses`, `fingerprint()`, `strangers`.
 
     watching: the detectors that look at this step too; of its batch only where they want to see features. at_door: is
-    called before each optimizer's step, when gradients have been looked at and nothing was updated from them.
+    called before each optimizer's step, when gradients have been looked at and nothing was updated from them. trouble:
+    is told what went wrong in a look, after which there is none any more (`blind`), and the step goes on; by default
+    it is raised.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class Probe:
         watching: Watching | None = None,
         batch: Any = None,
         at_door: AtDoor = lambda _optimizer: None,
+        trouble: Trouble | None = None,
     ) -> None:
         self.losses: dict[str, float] = {}
+        self.blind = False  # its symptoms are not all that there may be
         self.scaling: Scaling | None = None  # what the scaler did
         self._symptoms: list[Symptom] = []
         self.signature: Signature | None = None  # of an exception; the other kinds are named by `failure.first`
@@ -74,9 +79,11 @@ class Probe:
         self._worst: dict[Kind, torch.Tensor] = {}  # the first bad tensor of a kind
         self._looked = False  # at the gradients, before clipping
         self._stepped = False
+        self._entered = False  # an optimizer's step, from what was looked at last
         self._hook: Any = None
         self._watching, self._batch = watching or Watching(), batch
         self._at_door, self._asked = at_door, False  # detectors that need no more than what the door shows
+        self._trouble = trouble
         self._activations = Activations(harness) if self._watching.activations else None
         self._grad_norm: float | None = None
         self._fingerprint: dict[str, str] | None = None
@@ -84,12 +91,8 @@ class Probe:
 
     def __enter__(self) -> Probe:
         self._open()
-        if self._watching.wants_features:
-            seen = look_at_features(self._harness, self._batch)
-            self._spectrum = seen.spectrum() if seen else None
-        self._scale = scaler.Scale.read(self._harness.scaler)
-        self._written = {name: (id(b), between.version(b)) for name, b in buffers(self._harness).items()}
-        self._hook = register_optimizer_step_pre_hook(self._before_optimizer)
+        self._look(self._begin)
+        self._hook = register_optimizer_step_pre_hook(self._door)
         if self._activations:
             self._activations.__enter__()
         return self
@@ -100,16 +103,41 @@ class Probe:
         if self._activations:
             self._activations.__exit__(kind, error, None)
         if error is None:
-            if self._stepped:
-                self._judge(Kind.NONFINITE_PARAM, "optimizer", self._parameters)
-            self._look_at_buffers()
-            self._ask_detectors()
+            self._look(self._end)
+
+    def _door(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        self._look(lambda: self._before_optimizer(optimizer, *given))
+
+    def _look(self, at: Callable[[], object]) -> None:
+        if self.blind:
+            return
+        try:
+            at()
+        except Exception as trouble:
+            if self._trouble is None:
+                raise
+            self.blind = True
+            self._trouble(trouble)
+
+    def _begin(self) -> None:
+        if self._watching.wants_features:
+            seen = look_at_features(self._harness, self._batch)
+            self._spectrum = seen.spectrum() if seen else None
+        self._scale = scaler.Scale.read(self._harness.scaler)
+        self._written = {name: (id(b), between.version(b)) for name, b in buffers(self._harness).items()}
+
+    def _end(self) -> None:
+        if self._stepped:
+            self._judge(Kind.NONFINITE_PARAM, "optimizer", self._parameters)
+        self._look_at_buffers()
+        self._ask_detectors()
 
     def _open(self) -> None:
-        self._token = _active.set(self)
+        self._around = _active.get()
+        _active.set(self)
 
     def _close(self) -> None:
-        _active.reset(self._token)
+        _active.set(self._around)
 
     @property
     def ready(self) -> bool:
@@ -118,6 +146,11 @@ class Probe:
 
     def settle(self) -> None:
         """After it, its symptoms are known."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer did."""
+        return self._stepped
 
     @property
     def grad_norm(self) -> float | None:
@@ -143,12 +176,24 @@ class Probe:
     def look_at_gradients(self, *, judge: bool = True, scale: float = 1.0, clipped: Clipped | None = None) -> None:
         """Called before clipping by who can; otherwise the optimizer's hook is the last chance. judge: non-finite ones
         are a failure. scale: that they still carry. clipped: saves taking the norm once more."""
-        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        self._looked = True
+        self._look(lambda: self._look_at(self._parameters, judge, scale, clipped))
+
+    def _look_at(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        judge: bool,
+        scale: float | torch.Tensor,
+        clipped: Clipped | None = None,
+    ) -> None:
+        """At the gradients of these."""
+        gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        self._looked, self._entered = True, False
         known = self._norm_of_all(clipped)
         total = float("inf") if known is None else float(known)
-        self._grad_norm = (norm(gradients.values()) if isinf(total) else total) / scale
-        if judge and not isfinite(self._grad_norm):
+        found = (norm(gradients.values()) if isinf(total) else total) / float(scale)
+        if self._grad_norm is None or isnan(found) or found > self._grad_norm:
+            self._grad_norm = found
+        if judge and not isfinite(found):
             self._judge(Kind.NONFINITE_GRAD, "backward", gradients)
 
     def _norm_of_all(self, clipped: Clipped | None) -> torch.Tensor | None:
@@ -190,7 +235,7 @@ class Probe:
 
     def _hashes(self) -> dict[str, str]:
         found = {"losses": _hash(self._terms)} if self._terms else {}
-        intact = {name: g for name, (g, version) in self._gradients.items() if g._version == version}
+        intact = {name: g for name, (g, count) in self._gradients.items() if between.version(g) == count >= 0}
         if intact and len(intact) == len(self._gradients):
             found |= _by_module("gradients", intact)
         if self._stepped:
@@ -200,16 +245,24 @@ class Probe:
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._is_stranger(optimizer):
             return
-        if not self._looked:
-            scaled, skips = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-            self.look_at_gradients(judge=skips is None, scale=1.0 if scaled is None else float(scaled))
+        self._look_from_door(optimizer)
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
-                self._gradients[name] = (parameter.grad, parameter.grad._version)
+                self._gradients[name] = (parameter.grad, between.version(parameter.grad))
         self._stepped = True
         if self.losses:  # a step that optimizes by itself tells them at its end
             self._ask()
         self._at_door(optimizer)
+
+    def _look_from_door(self, optimizer: torch.optim.Optimizer) -> None:
+        """At the gradients, where nobody has yet. A step of the user's own may go backward again between two steps of
+        optimizers, so that each of them may find other gradients than the one before."""
+        first, again = not self._looked, self._entered and not self._harness.automatic_optimization
+        if first or again:
+            looked_at = self._parameters if first else _of(optimizer, self._parameters)
+            scale, skips = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+            self._look_at(looked_at, skips is None, 1.0 if scale is None else scale)
+        self._entered = True
 
     def _is_stranger(self, optimizer: torch.optim.Optimizer) -> bool:
         known = any(optimizer is one for one in self._harness.optimizers.values())
@@ -305,6 +358,11 @@ def _hash(tensors: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         total.update(f"{name}={digest(tensors[name])}\n".encode())
     return total.hexdigest()
+
+
+def _of(optimizer: torch.optim.Optimizer, known: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in known.items() if id(p) in theirs}
 
 
 def _describe(optimizer: torch.optim.Optimizer, known: Mapping[str, torch.Tensor]) -> str:
