@@ -43,7 +43,10 @@ def main() -> None:
     parser.add_argument("--case", type=Path, help="evaluate this case and exit, instead of reading requests from stdin")
     parser.add_argument("--out", type=Path, help="where the outcome of --case goes")
     parser.add_argument("--match", help="a regular expression that a failure's message must match to be the same one")
+    parser.add_argument("--lifeline", type=int, help="a pipe whose other end only whoever started this holds")
     arguments = parser.parse_args()
+    if arguments.lifeline is not None:
+        below.end_group_with(arguments.lifeline)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     requests = os.fdopen(os.dup(0))
     os.dup2(2, 1)  # what user code prints must not look like an answer, nor may it read our requests
@@ -71,7 +74,8 @@ def serve_file(case: Path, out: Path, match: str | None = None) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A step that hangs never looks at its input: nobody would end it once whoever asked was killed."""
+    """A step that hangs never looks at its input: nobody would end it once whoever asked was killed. Where there is a
+    lifeline that comes first."""
     while os.getppid() == parent:
         sleep(_LOOK)
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -74,6 +74,7 @@ class Worker:
         self._company = Company(incident, start) if incident.manifest.world_size > 1 and not seat else None
         self._match = match
         self._process: subprocess.Popen[str] | None = None
+        self._lifeline: int | None = None  # while it is open the process may live, whatever its step does
         self._environment: dict[str, str] = {}
         self._scratch = Scratch("worker")
         self._log = Path(self._scratch.name) / "log.txt"
@@ -171,8 +172,10 @@ class Worker:
         self._scratch.cleanup()
 
     def _start(self, variables: dict[str, str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "reprokit.step.serve", *(["--match", self._match] if self._match else [])]
-        with self._log.open("ab") as log:
+        theirs, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "reprokit.step.serve", "--lifeline", str(theirs)]
+        command += ["--match", self._match] if self._match else []
+        with self._log.open("ab") as log, os.fdopen(theirs):
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -181,6 +184,7 @@ class Worker:
                 text=True,
                 cwd=self._scratch.name,
                 env={**variables, "TMPDIR": self._scratch.name},
+                pass_fds=(theirs,),
                 start_new_session=True,  # so that whatever it starts can be killed with it
             )
         self._environment = variables
@@ -219,6 +223,9 @@ class Worker:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            os.close(lifeline)
         if process is None:
             return
         with process:

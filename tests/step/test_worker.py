@@ -242,3 +242,28 @@ def test_an_answer_that_is_no_description_is_infra(make_incident):
     for bad in ([], good | {"modules": "net"}, good | {"knobs": {"depth": 3}}, {"knobs": {}}):
         with pytest.raises(Infrastructure, match="here: the answer is not a description"):
             _description(bad, "here")
+
+
+def test_a_step_that_never_gives_the_interpreter_back_ends_with_whoever_asked(make_incident, tmp_path):
+    """One C call that takes for ever: no thread of the worker runs any more."""
+    pids = tmp_path / "pids"
+    body = (
+        "import os, pathlib, re, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} {{child.pid}}\\n')\n"
+        "re.match('(a+)+$', 'a' * 60 + '!')"
+    )
+    code = (
+        "import sys; from reprokit.incident import Incident; from reprokit.step.case import Case\n"
+        "from reprokit.step.worker import Worker\n"
+        "incident = Incident.open(sys.argv[1]); Worker(incident).evaluate(Case(incident=incident.path))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(make_incident(body).path)]) as asker:
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            assert asker.poll() is None
+        asker.kill()
+    started = [int(pid) for pid in pids.read_text().split()]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)], timeout=20)
+    for process in alive:
+        process.kill()
+    assert not alive
