@@ -8,6 +8,7 @@ from time import monotonic
 
 from reprokit.replay.pace import LONG, gpu_hours, left, spoken
 from reprokit.replay.result import Replay, bits
+from reprokit.replay.sentence import percent
 from reprokit.replay.strata import Attempt
 
 
@@ -51,7 +52,7 @@ class Live:
 
     def _note(self, known: Replay) -> str:
         low, high = known.interval
-        parts = [f"{known.fail} failed", f"{low:.0%} to {high:.0%}"]
+        parts = [f"{known.fail} failed", f"{percent(low)} to {percent(high)}"]
         if count := len(self._prints):
             parts.append(f"{count} fingerprint{'s' * (count > 1)}")
         if known.infra:

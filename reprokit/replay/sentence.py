@@ -12,6 +12,7 @@ from reprokit.replay.strata import HOST
 from reprokit.replay.verdict import Verdict, attempts_for, rate_at_least, rate_below
 from reprokit.step.outcome import Outcome, Status
 
+_DIGITS = 8  # of a rate in percent: the interval's edges are no finer
 _SAID = NAMES | {HOST: "host", "rng": "RNG"}
 
 
@@ -29,10 +30,19 @@ def sentence(replay: Replay) -> str:
     if replay.n >= replay.asked:
         rate = replay.min_rate
         more = f"; that takes {attempts_for(rate, replay.alpha)} attempts" if rate < 1 else ""
-        return f"{_counts(replay)}: {_supported(replay)}, not the {rate:.0%} asked for{more}"
+        return f"{_counts(replay)}: {_supported(replay)}, not the {percent(rate)} asked for{more}"
     spoiled = next((attempt.outcome.detail for attempt in replay.attempts if not attempt.counts), "")
     few = f"{replay.n} of {replay.asked} attempts usable"
     return f"{few}, {_counts(replay)}: {_supported(replay)}; {replay.infra} broke, the first: {last_line(spoiled)}"
+
+
+def percent(rate: float) -> str:
+    """Rounded, but never to 0% or 100%: that nothing, or everything, fails is more than counts can support."""
+    for digits in range(_DIGITS):
+        text = f"{rate:.{digits}%}"
+        if rate in (0.0, 1.0) or float(text[:-1]) not in (0.0, 100.0):
+            break
+    return text
 
 
 def last_line(detail: str) -> str:
@@ -57,7 +67,7 @@ def _so_far(replay: Replay) -> str:
 
 def _sometimes(replay: Replay) -> str:
     low, high = replay.interval
-    return f"{_depends(replay)}fails in {low:.0%} to {high:.0%} of attempts {_sure(replay)}{_decides(replay)}"
+    return f"{_depends(replay)}fails in {percent(low)} to {percent(high)} of attempts {_sure(replay)}{_decides(replay)}"
 
 
 def _sure(replay: Replay) -> str:
@@ -67,8 +77,8 @@ def _sure(replay: Replay) -> str:
 def _supported(replay: Replay) -> str:
     """What equal answers support."""
     if replay.fail:
-        return f"fails in at least {rate_at_least(replay.n, replay.alpha):.0%} of attempts {_sure(replay)}"
-    return f"fails in fewer than {rate_below(replay.n, replay.alpha):.0%} of attempts {_sure(replay)}"
+        return f"fails in at least {percent(rate_at_least(replay.n, replay.alpha))} of attempts {_sure(replay)}"
+    return f"fails in fewer than {percent(rate_below(replay.n, replay.alpha))} of attempts {_sure(replay)}"
 
 
 def _gone(replay: Replay) -> str:
