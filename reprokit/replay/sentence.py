@@ -30,19 +30,27 @@ def sentence(replay: Replay) -> str:
     if replay.n >= replay.asked:
         rate = replay.min_rate
         more = f"; that takes {attempts_for(rate, replay.alpha)} attempts" if rate < 1 else ""
-        return f"{_counts(replay)}: {_supported(replay)}, not the {percent(rate)} asked for{more}"
+        return f"{_counts(replay)}: {_supported(replay)}, not the {at_least(rate)} asked for{more}"
     spoiled = next((attempt.outcome.detail for attempt in replay.attempts if not attempt.counts), "")
     few = f"{replay.n} of {replay.asked} attempts usable"
     return f"{few}, {_counts(replay)}: {_supported(replay)}; {replay.infra} broke, the first: {last_line(spoiled)}"
 
 
-def percent(rate: float) -> str:
-    """Rounded, but never to 0% or 100%: that nothing, or everything, fails is more than counts can support."""
-    for digits in range(_DIGITS):
-        text = f"{rate:.{digits}%}"
-        if rate in (0.0, 1.0) or float(text[:-1]) not in (0.0, 100.0):
-            break
-    return text
+def at_least(rate: float) -> str:
+    """A lower bound: rounded, but never to 100%, since no number of attempts supports that all fail."""
+    return _short_of(1.0, rate)
+
+
+def at_most(rate: float) -> str:
+    """An upper bound, never rounded to 0%."""
+    return _short_of(0.0, rate)
+
+
+def _short_of(limit: float, rate: float) -> str:
+    digits = 0
+    while rate != limit and digits < _DIGITS and f"{rate:.{digits}%}" == f"{limit:.{digits}%}":
+        digits += 1
+    return f"{rate:.{digits}%}"
 
 
 def last_line(detail: str) -> str:
@@ -66,8 +74,8 @@ def _so_far(replay: Replay) -> str:
 
 
 def _sometimes(replay: Replay) -> str:
-    low, high = replay.interval
-    return f"{_depends(replay)}fails in {percent(low)} to {percent(high)} of attempts {_sure(replay)}{_decides(replay)}"
+    low, high = at_least(replay.interval[0]), at_most(replay.interval[1])
+    return f"{_depends(replay)}fails in {low} to {high} of attempts {_sure(replay)}{_decides(replay)}"
 
 
 def _sure(replay: Replay) -> str:
@@ -77,8 +85,8 @@ def _sure(replay: Replay) -> str:
 def _supported(replay: Replay) -> str:
     """What equal answers support."""
     if replay.fail:
-        return f"fails in at least {percent(rate_at_least(replay.n, replay.alpha))} of attempts {_sure(replay)}"
-    return f"fails in fewer than {percent(rate_below(replay.n, replay.alpha))} of attempts {_sure(replay)}"
+        return f"fails in at least {at_least(rate_at_least(replay.n, replay.alpha))} of attempts {_sure(replay)}"
+    return f"fails in fewer than {at_most(rate_below(replay.n, replay.alpha))} of attempts {_sure(replay)}"
 
 
 def _gone(replay: Replay) -> str:
