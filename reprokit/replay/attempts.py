@@ -119,9 +119,8 @@ class _Loop:
         self._strata, self._look_at = strata(kept), len(kept) + 1
         self.behind = False  # attempts that nobody has looked at
         self._pending: dict[Future[Outcome], _Draw] = {}
-        used = {attempt.number for attempt in kept}
-        self._next = max(used, default=-1) + 1
-        self._unused = [number for number in range(self._next) if number not in used]  # interrupted before they ended
+        self._used = {attempt.number for attempt in kept}  # with gaps: some were interrupted before they ended
+        self._next = 0
 
     def add(self, attempt: Attempt) -> bool:
         """Whether all of them are worth a look again: after each while they are few, later after each hundredth more,
@@ -205,10 +204,9 @@ class _Loop:
             if unsettled and (again := to_repeat(self._strata, under_way)):
                 first = again.attempts[0]
                 return _Draw(number=first.number, inputs=first.inputs, repeat=True, concurrency=concurrency)
-        if self._unused:
-            number = self._unused.pop(0)
-        else:
-            number, self._next = self._next, self._next + 1
+        while self._next in self._used:
+            self._next += 1
+        number, self._next = self._next, self._next + 1
         inputs = self._rules.draws.inputs(number)
         return _Draw(number=number, inputs=inputs, repeat=False, concurrency=concurrency)
 

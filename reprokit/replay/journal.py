@@ -169,7 +169,11 @@ def _read(path: Path, handle: int, header: Mapping[str, Any]) -> tuple[int, list
     base, *attempts = _lines.records(path, handle, header, _record, whose="replay") or [None]
     if not isinstance(base, int) or not all(isinstance(one, Attempt) for one in attempts):
         raise BadInput(f"{path}: line 2 is damaged; give another folder")
-    return base, [one for one in attempts if isinstance(one, Attempt)]
+    found = [one for one in attempts if isinstance(one, Attempt)]
+    for index, one in enumerate(found):
+        if one.index != index:  # a line is there twice, or is not
+            raise BadInput(f"{path}: line {index + 3} is not of attempt {index}; give another folder")
+    return base, found
 
 
 def _record(line: bytes) -> int | Attempt | None:
@@ -206,6 +210,8 @@ def _attempt(record: Mapping[str, Any]) -> Attempt | None:
     """None where it is none."""
     data = record.get("attempt")
     if not isinstance(data, dict) or {name: type(value) for name, value in data.items()} != _KINDS:
+        return None
+    if data["number"] < 0 or not all(type(value) in (int, bool, str) for value in data["inputs"].values()):
         return None
     try:
         outcome = Outcome.from_json(data["outcome"])

@@ -284,3 +284,32 @@ def test_nothing_of_the_users_goes_with_attempts_that_nobody_can_go_on_from(tmp_
         with pytest.raises(ZeroDivisionError):
             journal.ended(lambda: (journal.keep(broke), 1 / 0))
     assert [path.name for path in tmp_path.rglob("*")] == ["logs", "train.txt"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda lines: [*lines[:4], lines[3], *lines[4:]],
+        lambda lines: [*lines, lines[-1]],
+        lambda lines: [*lines[:2], *lines[3:]],
+        lambda lines: [*lines[:2], *lines[:1:-1]],
+        lambda lines: [*lines[:3], lines[3].replace('"number":1', '"number":-1'), *lines[4:]],
+        lambda lines: [*lines[:3], lines[3].replace('"inputs":{"rng":', '"inputs":{"rng":[1],"more":'), *lines[4:]],
+    ],
+    ids=["twice", "the last twice", "one taken out", "another order", "number", "inputs"],
+)
+def test_no_attempt_is_counted_twice_or_from_a_line_that_nobody_wrote(tmp_path, edit):
+    journalled(tmp_path / "run", 5)
+    file = tmp_path / "run" / FILE
+    edited = edit(file.read_text().splitlines(keepends=True))
+    assert edited != file.read_text().splitlines(keepends=True)
+    file.write_text("".join(edited))
+    with pytest.raises(BadInput, match=r"line \d is (damaged|not of attempt \d); give another folder"):
+        journalled(tmp_path / "run", 5, resume=True)
+
+
+def test_a_number_that_is_far_off_costs_nothing(tmp_path):
+    journalled(tmp_path / "run", 3)
+    file = tmp_path / "run" / FILE
+    file.write_text(file.read_text().replace('"number":1', f'"number":{10**15}'))
+    assert journalled(tmp_path / "run", 5, resume=True).n == 5
