@@ -80,7 +80,7 @@ class Outcome:
                 "bad_rows": None if data["bad_rows"] is None else tuple(data["bad_rows"]),
                 "unused": tuple(data["unused"]),
                 "operations": tuple((name, found) for name, found in data["operations"]),
-                "losses": {term: float(value) for term, value in data["losses"].items()},
+                "losses": {term: _number(value) for term, value in data["losses"].items()},
             }
         )
 
@@ -93,7 +93,7 @@ def _check(data: Mapping[str, Any]) -> None:
     texts = (data["host"], data["device"], data["detail"], data["log"], *names, *versions, *operations)
     numbers = (data["seconds"], data["total_seconds"], data["peak_memory"])
     sound = all(type(one) is str for one in texts) and all(
-        type(one) in (int, float) and isfinite(one) for one in numbers
+        type(one) in (int, float) and isfinite(_number(one)) for one in numbers
     )
     rows = data["bad_rows"] or []
     sound = sound and type(data["concurrency"]) is int and type(data["compiled"]) is bool
@@ -102,3 +102,10 @@ def _check(data: Mapping[str, Any]) -> None:
     if not sound or not all(isinstance(data[name], dict | None) for name in ("located", "evidence")):
         raise ValueError("not an outcome's values")
     json.dumps([data["located"], data["evidence"]], allow_nan=False)  # a ValueError here, not where it is kept
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:  # an integer beyond all of them
+        raise ValueError("not an outcome's values") from error

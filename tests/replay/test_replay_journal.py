@@ -295,8 +295,9 @@ def test_nothing_of_the_users_goes_with_attempts_that_nobody_can_go_on_from(tmp_
         lambda lines: [*lines[:2], *lines[:1:-1]],
         lambda lines: [*lines[:3], lines[3].replace('"number":1', '"number":-1'), *lines[4:]],
         lambda lines: [*lines[:3], lines[3].replace('"inputs":{"rng":', '"inputs":{"rng":[1],"more":'), *lines[4:]],
+        lambda lines: [*lines[:3], lines[3].replace('"peak_memory":0', f'"peak_memory":{10**400}'), *lines[4:]],
     ],
-    ids=["twice", "the last twice", "one taken out", "another order", "number", "inputs"],
+    ids=["twice", "the last twice", "one taken out", "another order", "number", "inputs", "beyond all floats"],
 )
 def test_no_attempt_is_counted_twice_or_from_a_line_that_nobody_wrote(tmp_path, edit):
     journalled(tmp_path / "run", 5)
