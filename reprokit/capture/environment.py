@@ -71,12 +71,12 @@ def requirements(archived: Collection[str] = ()) -> str:
 
 def command(root: Path) -> dict[str, Any]:
     """command.json: how this process was started. `cwd` and `path` (for imports) are relative to the source root."""
-    root, folder = root.resolve(), Path.cwd()
-    inside = folder == root or root in folder.parents
-    start = folder if inside else root
+    root, folder = root.resolve(), _tried(Path.cwd)  # it may have been removed
+    inside = folder is not None and (folder == root or root in folder.parents)
+    start = folder if folder is not None and inside else root
     left_out: list[str] = []
     try:
-        arguments, redacted = redact.argv([_relative(word, root, start) for word in sys.argv])
+        arguments, redacted = redact.argv([_relative(word, root, start) for word in arguments_of_process()])
         original, _ = redact.argv([_relative(word, root, start) for word in sys.orig_argv[1:]])
     except redact.Unscanned as reason:
         arguments, redacted, original, left_out = [], [], [], [f"argv: {reason}"]
@@ -84,7 +84,7 @@ def command(root: Path) -> dict[str, Any]:
     return {
         "argv": arguments,
         "interpreter_argv": original,
-        "cwd": folder.relative_to(root).as_posix() if inside else ".",
+        "cwd": start.relative_to(root).as_posix(),
         "cwd_outside": not inside,
         "launcher": _launcher(os.environ),
         "module": main.name if main is not None else None,
@@ -95,6 +95,11 @@ def command(root: Path) -> dict[str, Any]:
         "redacted": redacted,
         "left_out": left_out,
     }
+
+
+def arguments_of_process() -> list[str]:
+    """A program that holds Python inside may set none."""
+    return [word for word in getattr(sys, "argv", []) if isinstance(word, str)]
 
 
 _FLAGS = (  # of the interpreter: those that change what a program computes or finds
@@ -207,7 +212,7 @@ def _container(variables: Mapping[str, str], root: Path = Path("/")) -> dict[str
 
 
 def _launcher(variables: Mapping[str, str]) -> str:
-    program = Path(sys.argv[0] if sys.argv else "").name
+    program = Path(next(iter(arguments_of_process()), "")).name
     main = sys.modules.get("__main__")
     if "ipykernel" in sys.modules and "IPython" in sys.modules:
         return "notebook"
@@ -230,14 +235,16 @@ def _relative(word: str, root: Path, start: Path) -> str:
 
 def _path(root: Path) -> list[str]:
     """Where imports below the root are found: entries of `sys.path`, and what import hooks added beside it."""
-    folders = [Path(entry or ".").absolute() for entry in sys.path]
+    folders = list(map(Path, packages.search_path()))
     for name, module in sys.modules.copy().items():
-        file = getattr(module, "__file__", None)
-        if "." not in name and isinstance(file, str) and not name.startswith("__"):  # of `__main__` the folder is there
-            folders.append(Path(file).absolute().parent.parent if _is_package(module) else Path(file).absolute().parent)
+        file = packages.file_of(module)
+        if "." not in name and file is not None and not name.startswith("__"):  # of `__main__` the folder is there
+            folders.append(Path(file).parent.parent if _is_package(module) else Path(file).parent)
     found: dict[str, None] = {}
     for folder in folders:
-        resolved = folder.resolve()
+        resolved = _tried(folder.resolve)
+        if resolved is None:
+            continue
         if (resolved == root or root in resolved.parents) and not _is_environment(resolved, root):
             found["" if resolved == root else resolved.relative_to(root).as_posix()] = None
     return list(found)

@@ -70,9 +70,14 @@ class Package:
 Packages = dict[str, Package]
 
 
+def search_path() -> tuple[str, ...]:
+    """Where Python looks for modules: it passes over whatever else somebody put into `sys.path`."""
+    return tuple(entry for entry in sys.path if isinstance(entry, str) and "\0" not in entry)
+
+
 def installed() -> Packages:
     """By canonical name, in order. Of two versions the one that an import finds."""
-    return _installed(tuple(sys.path))
+    return _installed(search_path())
 
 
 def requirements(modules: Mapping[str, Any] | None = None, archived: Collection[str] = ()) -> str:
@@ -89,14 +94,23 @@ def requirements(modules: Mapping[str, Any] | None = None, archived: Collection[
 
 def in_use(known: Packages, modules: Mapping[str, Any]) -> set[str]:
     """Distributions that own a module of this process."""
-    files = {name: getattr(module, "__file__", None) for name, module in modules.items()}
-    return set(owners(known, {name: file for name, file in files.items() if isinstance(file, str)}).values())
+    files = {name: file_of(module) for name, module in modules.items()}
+    return set(owners(known, {name: file for name, file in files.items() if file is not None}).values())
+
+
+def file_of(module: object) -> str | None:
+    """Where a module was imported from: one that answers for itself may raise anything."""
+    try:
+        file = getattr(module, "__file__", None)
+    except Exception:
+        return None
+    return file if isinstance(file, str) else None
 
 
 def owners(known: Packages, files: Mapping[str, str]) -> dict[str, str]:
     """Modules to distributions: by the file, since many may share a namespace package."""
     editable = {str(package.folder): name for name, package in known.items() if package.editable and package.folder}
-    places = editable | _owners(tuple(sys.path))
+    places = editable | _owners(search_path())
     found: dict[str, str] = {}
     for name, file in files.items():
         above = (places.get(place) for place in (file, *map(str, Path(file).parents)))

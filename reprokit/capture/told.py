@@ -6,7 +6,6 @@ All of it is written without secrets, and nothing of it where they cannot be loo
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,8 @@ class Told:
         self.left_out: list[str] = []
 
     def __enter__(self) -> Self:
-        self._context = redact.knowing(redact.secrets([self.config, dict(os.environ)], sys.argv))
+        arguments = environment.arguments_of_process()
+        self._context = redact.knowing(redact.secrets([self.config, dict(os.environ)], arguments))
         self._context.__enter__()
         return self
 

@@ -244,3 +244,17 @@ def test_folders_for_imports_below_the_root(project, monkeypatch):
     lib.__path__ = []
     monkeypatch.setitem(sys.modules, "lib", lib)
     assert environment.command(project)["path"] == ["src", "", "hooked"]
+
+
+def test_a_process_that_is_not_like_others_is_described_all_the_same(project, tmp_path, monkeypatch):
+    """Its folder was removed, it has no command line, and its modules and their places are no such things."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.delattr(sys, "argv")
+    monkeypatch.setattr(sys, "path", [*sys.path, 7, Path("/x"), "a\0b", ""])
+    monkeypatch.setitem(sys.modules, "odd", type("Odd", (), {"__getattr__": lambda self, name: 1 / 0})())
+    described = environment.command(tmp_path)
+    assert (described["argv"], described["cwd"], described["cwd_outside"]) == ([], ".", True)
+    assert environment.describe()["python"] and "torch" in environment.requirements()
