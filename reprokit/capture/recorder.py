@@ -23,6 +23,7 @@ from reprokit import _yaml, tree
 from reprokit.capture import black_box as box
 from reprokit.capture import loaders
 from reprokit.capture.begun import Begun
+from reprokit.capture.built import difference, parts_of
 from reprokit.capture.disk import Disk
 from reprokit.capture.entrypoint import name_of
 from reprokit.capture.flights import Flight, Flights, latch_of
@@ -108,7 +109,7 @@ class Recorder:
         self._watching = threading.Lock()  # a step; of one thread at a time
         self._told: Exception | None = None  # that a step raised last
         self._begun: Begun | None = None  # the step that is under way
-        self._harness = harness
+        self._harness, self._built = harness, parts_of(harness)
         self._layout = Layout.parse(harness.layout)
         name, file = name_of(build, entrypoint)
         self._root = find_root(file)
@@ -343,6 +344,9 @@ class Recorder:
     def _snapshot(self, begun: Begun) -> Snapshot:
         start, past = begun.snapshot(), self._history.past(begun.step)
         where, notes = loaders.where(self._harness.loader)
+        if line := difference(self._built, parts_of(self._harness)):
+            self._finding(line)
+            notes = [*notes, line]
         return replace(start, past=past, loader=where, left_out=[*start.left_out, *self._history.notes(), *notes])
 
 

@@ -279,6 +279,35 @@ def test_an_incident_that_somebody_interrupts_is_finished_and_known(train, monke
     assert Incident.open(path).manifest.step == 4
 
 
+def swapped(train):
+    train.harness.optimizer = torch.optim.SGD(train.net.parameters(), lr=0.1, fused=True)
+
+
+def cast(train):
+    train.teacher.weight.data = train.teacher.weight.data.double()
+
+
+def grown(train):
+    train.net.more = nn.ReLU()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (swapped, "optimizer 'optimizer' is SGD of 2 parameters, was AdamW of 2 parameters"),
+        (cast, "parameter teacher.weight is float64 [3, 4], was float32 [3, 4]"),
+        (grown, "module net.more (ReLU) is new"),
+    ],
+)
+def test_a_harness_that_has_become_another_one_is_said_to_be(train, change, told):
+    with train.begin() as recorder:
+        train.steps(4)
+        change(train)
+        path = recorder.capture("look")
+    [line] = [line for line in Incident.open(path).manifest.left_out if "handed over" in line]
+    assert told in line and recorder.findings == [line]
+
+
 def test_nothing_is_written_into_a_harness_of_another_shape(train):
     train.begin()
     state = reprokit.harness.take_state(train.harness)
