@@ -166,6 +166,13 @@ class Incident:
     def environment(self) -> Any:
         return self._json("environment.json")
 
+    def variables(self) -> dict[str, str]:
+        """Those of its environment that were captured."""
+        found = self.environment().get("variables", {})
+        if not isinstance(found, dict) or not all(map(_is_variable, found, found.values())):
+            raise BadInput(f"{self.path / 'environment.json'}: variables that no process has; {_AGAIN}")
+        return found
+
     def flags(self) -> Any:
         return self._json("flags.json")
 
@@ -373,6 +380,17 @@ def sweep(out: Path) -> list[str]:
 
 def _canonical(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _is_variable(name: str, value: object) -> bool:
+    """Whether a process can be started with it."""
+    if not name or "=" in name or not isinstance(value, str) or "\0" in name + value:
+        return False
+    try:
+        os.fsencode(name + value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def folder_of(rank: int) -> str:

@@ -191,7 +191,7 @@ def triage(
     """What decides whether it fails: factors where it comes and goes, changed experiments where it comes each time.
     `options.n` attempts at each value that decides. keep: as of `replay`."""
     works.check(subject.incident, "triage")
-    check_triage(only, options.n)  # said now, and not after an image was built
+    check_triage(only, options.n, part)  # said now, and not after an image was built
     base = case_of(subject, options)
     rewind.check(subject.incident, base.rewind)
     with ExitStack() as stack:

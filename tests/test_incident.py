@@ -414,3 +414,21 @@ def test_a_sweep_takes_what_was_left_and_nothing_that_is_written_or_whole(tmp_pa
         assert writing.path.is_dir() and fresh.is_dir()
     assert Incident.open(whole.path) and not left.exists()
     assert sweep(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [1, [1], None, {"A": 5}, {"A": None}, {"": "x"}, {"A=B": "x"}, {"A": "a\0b"}, {"A\0": "x"}, {"A": "\ud800"}],
+)
+def test_variables_that_no_process_has_are_refused_in_one_line(tmp_path, variables):
+    (tmp_path / "environment.json").write_text(json.dumps({"variables": variables}))
+    with pytest.raises(BadInput, match="variables that no process has"):
+        Incident(tmp_path, None).variables()
+
+
+def test_variables_are_as_they_were_captured(tmp_path):
+    captured = {"OMP_NUM_THREADS": "2", "PS1": "a\nb\udc80"}
+    (tmp_path / "environment.json").write_text(json.dumps({"variables": captured}))
+    assert Incident(tmp_path, None).variables() == captured
+    (tmp_path / "environment.json").write_text("{}")
+    assert Incident(tmp_path, None).variables() == {}

@@ -47,7 +47,7 @@ def environment(
     """Variables for a process that evaluates the incident's cases: this machine's own ones (`host`, by default this
     process's), with those that decide about numbers taken from the incident, and the case's changes on top."""
     own = {k: v for k, v in (os.environ if host is None else host).items() if not k.startswith(DETERMINING)}
-    captured = {k: v for k, v in incident.environment().get("variables", {}).items() if k.startswith(DETERMINING)}
+    captured = {k: v for k, v in incident.variables().items() if k.startswith(DETERMINING)}
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     return own | _PATIENT | captured | fixed | (dict(case.variant.env) if case else {})
 

@@ -53,7 +53,7 @@ class Factor:
 
 def known(incident: Incident, base: Case, seen: Seen) -> list[Factor]:
     """All factors, in the order in which they are asked."""
-    flags, variables = incident.flags(), incident.environment().get("variables", {})
+    flags, variables = incident.flags(), incident.variables()
     return [make(base, seen, flags, variables) for make in _MAKERS]
 
 

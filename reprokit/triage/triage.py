@@ -63,11 +63,14 @@ class Triage:
         if self.part == "counterfactuals":
             return self._of_changes()
         if not self.decides:
-            return "no factor tried controls it"
+            tried = any(not finding.why_not for finding in self.findings)
+            return "no factor tried controls it" if tried else "no factor could be tried"
         return "; ".join(map(_sentence, self.decides))
 
     def _of_changes(self) -> str:
         asked = [row for row in self.rows if row.tally is not None and row.tally.n]
+        if not asked:
+            return "no change could be tried"
         if cured := [row.change.changed for row in asked if row.cured]:
             return f"it passes with {'; '.join(cured)}"
         if doubtful := [row for row in asked if row.adjusted is not None and not row.supported]:
@@ -102,13 +105,13 @@ def triage(
     forks: str = "there is no engine for it",
     on_attempt: Callable[[int, str], None] = lambda count, what: None,
 ) -> Triage:
-    """Find what decides. n: attempts at each value that decides. part: None: the first attempts say which. only: names
-    of factors, or groups of changes. forked, forks: an engine whose attempts are forked, or why there is none.
-    on_attempt: hears how many attempts have ended, and what is being asked.
+    """Find what decides. n: attempts at each value that decides. part: None: the names say which, or else the first
+    attempts. only: names of factors, or groups of changes. forked, forks: an engine whose attempts are forked, or why
+    there is none. on_attempt: hears how many attempts have ended, and what is being asked.
 
     Raises BadInput for what cannot be asked, and BadInput and Infrastructure as the engine does.
     """
-    check(only, n)
+    check(only, n, part)
     told = _Progress(on_attempt)
     trials = Trials(engine, forked, told.ended)
     told.now("as captured")
@@ -118,7 +121,7 @@ def triage(
     seen = Seen.of(tally.outcomes, engine.name, "" if forked else forks)
     known = [one for one in factors.known(incident, base, seen) if not only or one.name in only]
     steady = tally.fail in (0, tally.n)
-    found = Triage(engine=engine.name, part=part or _part(trials, known, tally, told), n=n, base=tally)
+    found = Triage(engine=engine.name, part=_kind(only, part) or _part(trials, known, tally, told), n=n, base=tally)
     if found.part == "factors":
         findings = decide(trials, known, n, steady=steady, on_factor=told.now)
         found = replace(found, findings=tuple(findings))
@@ -129,13 +132,21 @@ def triage(
     return replace(found, rows=tuple(tabulate(trials, wanted, n, tally, on_change=told.now)))
 
 
-def check(only: Collection[str], n: int) -> None:
+def check(only: Collection[str], n: int, part: Part | None = None) -> None:
     """Raises BadInput where there is nothing of that name, or nothing could come of it."""
     names = (*factors.NAMES, *GROUPS)
     if unknown := [name for name in only if name not in names]:
         raise BadInput(f"--only {unknown[0]}: unknown; one of {', '.join(names)}")
     if n < LEAST:
         raise BadInput(f"-n {n}: give at least {LEAST}: with fewer attempts at a value nothing can be told from luck")
+    if part and only and _kind(only, None) not in (None, part):
+        raise BadInput(f"--only {', '.join(only)}: nothing of --part {part}; leave out one of them")
+
+
+def _kind(only: Collection[str], part: Part | None) -> Part | None:
+    """The part that is asked for, also by names that are all of one."""
+    kinds: set[Part] = {"factors" if name in factors.NAMES else "counterfactuals" for name in only}
+    return part or (kinds.pop() if len(kinds) == 1 else None)
 
 
 class _Progress:

@@ -199,7 +199,7 @@ def test_two_attempts_part_where_the_first_value_or_the_way_differs():
 
 def incident(flags=(), variables=()):
     described = {"threads": 2, "device": "cpu", "harness_autocast": None, **dict(flags)}
-    return SimpleNamespace(flags=lambda: described, environment=lambda: {"variables": dict(variables)})
+    return SimpleNamespace(flags=lambda: described, variables=lambda: dict(variables))
 
 
 SEEN = Seen(random=True, compiled=False, engine="process")

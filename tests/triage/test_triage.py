@@ -11,6 +11,7 @@ import pytest
 
 from reprokit import pipeline
 from reprokit.cli.main import run
+from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.pipeline import Options, Silence, Subject
 from reprokit.replay.engines.inline import Inline
@@ -123,6 +124,16 @@ def test_changes_that_a_step_never_comes_to_are_not_asked(captured):
 
 
 SEEN = Seen(random=False, compiled=False, engine="inline")
+
+
+def test_names_of_one_part_say_which_and_of_the_other_part_are_refused(make_incident):
+    incident = make_incident()
+    assert found(incident, only=("precision",), n=4).part == "counterfactuals"
+    told = found(incident, only=("tf32",), n=4)
+    assert told.part == "factors" and told.answer() == "no factor could be tried"
+    with pytest.raises(BadInput, match="--only precision: nothing of --part factors"):
+        check(("precision",), 6, "factors")  # and of both parts it is:
+    check(("precision", "rng"), 6, "factors")
 
 
 @pytest.mark.parametrize(("only", "n", "says"), [(("nothing",), 6, "unknown"), ((), 3, "at least 4")])
