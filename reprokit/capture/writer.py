@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +79,7 @@ class Writer:
         self._written = 0  # bytes
         self._broken = False  # a write failed: one line about a full disk is enough
         self._said: set[str] = set()
-        self._thread: threading.Thread | None = None
+        self._over: threading.Lock | None = None  # held by a write until it is
 
     def __enter__(self) -> Self:
         self._tee.__enter__()
@@ -108,12 +107,12 @@ class Writer:
 
     def busy(self) -> bool:
         """Whether an incident is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._over is not None and self._over.locked()
 
     def finish(self) -> None:
         """Wait for what is being written, however long that takes."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._over is not None:
+            _is_over(self._over)
         self._counts.save()
 
     def checkpoint(self, path: Path, step: int) -> None:
@@ -184,40 +183,47 @@ class Writer:
         )
 
     def _wait_for(self, start: Snapshot, shown: Shown, signature: Signature | None) -> Path | None:
-        late, done, stream = threading.Event(), Future[Incident](), _stream()
+        late, outcome, stream = threading.Event(), list[Incident | BaseException](), _stream()
+        over, told, left = threading.Lock(), threading.Lock(), list[bool]()
+        over.acquire()
 
         def work() -> None:
             with stream:  # in its order come the copies that the snapshot is made of
                 try:
-                    done.set_result(self._write(start, shown, late))
+                    outcome.append(self._write(start, shown, late))
                 except BaseException as trouble:
-                    done.set_exception(trouble)
+                    outcome.append(trouble)
+            over.release()
+            if left:
+                tell()
 
-        self._thread = threading.Thread(target=work, name="reprokit writer", daemon=False)
-        self._thread.start()
-        ended = lambda done: self._ended(done, start.step, signature)
+        def tell() -> Path | None:
+            return self._ended(outcome[0], start.step, signature) if told.acquire(blocking=False) else None
+
         try:
-            wait([done], self._limits.write_within)
-        except BaseException:  # somebody interrupts: it goes on, and is to be known
-            done.add_done_callback(ended)
-            raise
-        if done.done():
-            self._thread.join()
-            return self._ended(done, start.step, signature)
-        late.set()
-        within = f"{self._limits.write_within:g} s"
-        self._say(f"the incident of step {start.step} takes over {within}: training goes on meanwhile")
-        done.add_done_callback(ended)
+            threading.Thread(target=work, name="reprokit writer", daemon=False).start()
+        except RuntimeError as trouble:  # there can be no more of them, or memory is short
+            self._fails(trouble)
+            return None
+        self._over = over
+        try:
+            if _is_over(over, min(self._limits.write_within, threading.TIMEOUT_MAX)):
+                return tell()
+            late.set()
+            within = f"{self._limits.write_within:g} s"
+            self._say(f"the incident of step {start.step} takes over {within}: training goes on meanwhile")
+        finally:  # it is late, or somebody interrupts: it goes on, and is to be known
+            left.append(True)
+            if outcome:
+                tell()
         return None
 
-    def _ended(self, done: Future[Incident], step: int, signature: Signature | None) -> Path | None:
-        try:
-            found = done.result()
-        except _Refused as reason:
-            self._say(f"no incident of step {step}: {reason}", str(reason))
+    def _ended(self, found: Incident | BaseException, step: int, signature: Signature | None) -> Path | None:
+        if isinstance(found, _Refused):
+            self._say(f"no incident of step {step}: {found}", str(found))
             return None
-        except Exception as trouble:
-            self._fails(trouble)
+        if isinstance(found, BaseException):
+            self._fails(found)
             return None
         self._written += found.size
         self.incidents.append(found.path)
@@ -292,6 +298,15 @@ class Writer:
         if (kind or line) not in self._said:
             self._said.add(kind or line)
             log.warning("%s", line)
+
+
+def _is_over(over: threading.Lock, within: float = -1) -> bool:
+    """Wait for a write, by default however long that takes. A lock alone: whoever interrupts a `join` has Python take
+    the thread for dead, and a handler of signals that waits for a thread must not hold what that one needs to end."""
+    if over.acquire(timeout=within):
+        over.release()
+        return True
+    return False
 
 
 class _Refused(Exception):

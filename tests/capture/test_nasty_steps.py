@@ -270,9 +270,10 @@ def test_an_incident_that_somebody_interrupts_is_finished_and_known(train, monke
         train.do["gradients"] = bad_gradient
 
         def interrupted(*_):
+            monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(reprokit.capture.writer, "wait", interrupted)
+        monkeypatch.setattr(reprokit.capture.writer, "_is_over", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train.step(bad=True)
     [path] = recorder.incidents

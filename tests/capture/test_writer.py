@@ -2,7 +2,9 @@
 
 import json
 import logging
+import signal
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -236,18 +238,18 @@ def held(monkeypatch):
     events = []
 
     def hold(name):
-        go, there, part, wait = threading.Event(), threading.Event(), getattr(snapshot, name), writer.wait
+        go, there, part, wait = threading.Event(), threading.Event(), getattr(snapshot, name), writer._is_over
 
         def held(*args):
             there.set()
             assert go.wait(60)
             return part(*args)
 
-        def waits(done, timeout):
-            return wait(done, 60) if go.is_set() else there.wait(60)
+        def waits(over, *within):
+            return wait(over, 60) if go.is_set() or not within else not there.wait(60)
 
         monkeypatch.setattr(snapshot, name, held)
-        monkeypatch.setattr(writer, "wait", waits)
+        monkeypatch.setattr(writer, "_is_over", waits)
         events.append(go)
         return go
 
@@ -357,3 +359,42 @@ def test_show_says_what_works_and_how_often_it_was_seen(recorder, tmp_path, caps
     assert found["seen"] == {"times": 3, "last": 4} and found["works"]["show"] is None and found["works"]["replay"]
     assert cli(capsys, "bundle", path, "-o", tmp_path / "bundle.tar.zst")[0] == 0
     assert cli(capsys, "verify", tmp_path / "bundle.tar.zst")[0] == 0
+
+
+def test_a_signal_that_waits_for_a_write_may_come_at_any_instant_of_it(recorder, tmp_path):
+    """Also while the step that waits for the write holds what its waiting needs."""
+    train = recorder(recapture=True)
+    heard, inside = [], []
+
+    def finish(number, frame):
+        if not inside:
+            inside.append(number)
+            train._writer.finish()
+            heard.append(inside.pop())
+
+    before = signal.signal(signal.SIGALRM, finish)
+    try:
+        with train:
+            train.step(batch())
+            signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+            for _ in range(10):
+                with suppress(reprokit.IncidentCaptured):
+                    train.step(batch(BAD))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard and len(train.incidents) == 10
+
+
+def test_where_no_thread_can_be_started_nothing_is_written_and_training_goes_on(recorder, caplog, monkeypatch):
+    def none(thread):
+        raise RuntimeError("can't start new thread")
+
+    train = recorder()
+    with train:
+        train.step(batch())
+        monkeypatch.setattr(threading.Thread, "start", none)
+        train.step(batch(BAD))
+        monkeypatch.undo()
+    assert train.incidents == [] and not train._writer.busy()
+    assert "no incident could be written" in caplog.text and "can't start new thread" in caplog.text
