@@ -154,7 +154,8 @@ class LateProbe(Probe):
         found = norms(p.grad for p in parameters.values() if p.grad is not None) if known is None else [known]
         if found:
             now = joined(found, self._harness.device) / scale
-            self._numbers["grad_norm"] = torch.maximum(now, self._numbers.get("grad_norm", now))  # a NaN stays one
+            before = self._numbers.get("grad_norm")
+            self._numbers["grad_norm"] = now if before is None else torch.maximum(now, before)  # a NaN stays one
             self._told.discard("gradients")
 
     def settle(self) -> None:
