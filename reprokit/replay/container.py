@@ -14,6 +14,7 @@ from typing import Any
 
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
@@ -25,6 +26,7 @@ LABEL = "reprokit"  # on every container, so that none is lost: `docker ps -a --
 GRACE = 15  # seconds after its deadline in which a container ends itself, in case whoever started it is gone
 USER = 1000  # nobody in particular, for callers who are root
 _GIB = 1 << 30
+_LEAST = 256 << 20  # bytes of memory without which torch is not even imported
 _SIGKILL = 128 + 9
 _NO_COMPILER = ("InvalidCxxCompiler: No working C++ compiler", "Failed to find C compiler")  # inductor, triton
 # Of this machine, and meaningless or harmful in a container. Whatever decides about numbers passes.
@@ -156,6 +158,13 @@ def user_for(uid: int, gid: int, *, rootless: bool) -> str:
 def jobs_for(cpus: int, memory: int, need: int) -> int:
     """How many containers at once: one a core, if each gets the memory that it needs out of four fifths of all."""
     return max(1, min(cpus, memory * 4 // 5 // max(need, 1)))
+
+
+def check_jobs(jobs: int, memory: int) -> None:
+    """Raises BadInput for so many at once that none of them could run."""
+    most = max(1, memory * 4 // 5 // _LEAST)
+    if jobs > most:
+        raise BadInput(f"--jobs {jobs}: leaves too little of this machine's memory to each; give at most {most}")
 
 
 def limits_for(cpus: int, memory: int, jobs: int) -> Limits:

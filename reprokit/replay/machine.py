@@ -30,6 +30,7 @@ from reprokit.replay.container import (
     ContainerSpec,
     End,
     Limits,
+    check_jobs,
     container_spec,
     jobs_for,
     limits_for,
@@ -95,6 +96,8 @@ class Machine:
             raise Infrastructure(f"Docker: {daemon.one_line(error)}") from error
         owners.sweep(self._client)
         cpus, memory = machine["NCPU"], machine["MemTotal"]
+        if jobs and not limits and not together:
+            check_jobs(jobs, memory)
         self.jobs = jobs or jobs_for(cpus, memory, need)
         self.limits = limits or limits_for(cpus, memory, 1 if together else self.jobs)
         rootless = any("rootless" in option for option in machine.get("SecurityOptions") or ())

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
 from reprokit.replay.container import (
     GRACE,
@@ -15,6 +16,7 @@ from reprokit.replay.container import (
     ContainerSpec,
     End,
     Limits,
+    check_jobs,
     conclude,
     container_spec,
     jobs_for,
@@ -158,3 +160,10 @@ def test_where_we_know_why_the_detail_is_that_alone(end):
 def test_without_an_outcome_the_last_words_are_kept():
     outcome = conclude(End(code=1, log="ModuleNotFoundError: No module named 'flash_attn'"), None, LIMITS, Kind.CRASH)
     assert "exit code 1" in outcome.detail and "flash_attn" in outcome.detail
+
+
+def test_more_at_once_than_memory_bears_is_refused_with_a_number_that_it_bears():
+    with pytest.raises(BadInput, match=r"--jobs 1000000: leaves too little .*; give at most 51$"):
+        check_jobs(1_000_000, 16 * GIB)
+    check_jobs(51, 16 * GIB)
+    check_jobs(1, GIB // 8)
