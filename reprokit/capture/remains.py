@@ -18,6 +18,7 @@ from reprokit import tree
 from reprokit.capture import redact
 from reprokit.capture.black_box import ABOUT, BASE, BEGUN, CURRENT, DUMP
 from reprokit.capture.told import Told
+from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature, Symptom
 from reprokit.incident import Draft
 from reprokit.layout import Layout
@@ -102,8 +103,11 @@ def _copy(folder: Path, name: str, draft: Draft, into: str, called: str = "") ->
         copy = draft.file(f"{place}{file.suffix}")
         shutil.copyfile(file, copy)
         if file.suffix == ".json":
-            document = _read(file)
-            document["data"], redacted = redact.tree(document["data"], place)
+            try:
+                document = _read(file)
+                document["data"], redacted = redact.tree(document["data"], place)
+            except (ValueError, LookupError, TypeError) as error:
+                raise BadInput(f"{file}: not whole, or altered; nothing can be made of this box") from error
             if redacted:
                 copy.write_text(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
     return redacted
