@@ -239,7 +239,7 @@ def test_nothing_is_published_from_a_box_that_is_not_whole(make, train, monkeypa
     [box] = boxes.iterdir()
     (box / "anchors/1/anchor.json").write_text("{")
     (box / "steps/1/batch.json").write_text("{")
-    with pytest.raises(Exception, match="batch"):
+    with pytest.raises(Exception, match="not whole"):
         finish(box, Death(signal=signal.SIGKILL))
     assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(DRAFT_PREFIX)]
 
