@@ -45,7 +45,10 @@ def _parts(harness: Harness) -> Iterator[tuple[str, str]]:
 
 
 def _form(tensor: torch.Tensor) -> str:
-    return "not initialized" if is_lazy(tensor) else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if is_lazy(tensor):
+        return "not initialized"
+    shape = "nested" if tensor.is_nested else list(tensor.shape)  # of which one cannot be asked
+    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
 
 def _told(name: str, built: str | None, now: str | None) -> str:
