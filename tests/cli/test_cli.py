@@ -24,6 +24,12 @@ def test_help_lists_the_verbs_without_importing_torch():
     assert all(verb in done.stdout for verb in ("demo", "show", "reduce", "replay", "bundle", "verify", "image"))
 
 
+def test_the_interpreter_alone_starts_it():
+    done = subprocess.run([sys.executable, "-m", "reprokit", "repaly"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no verb 'repaly'" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize("verb", ["demo", "show", "reduce", "replay", "bundle", "verify", "image"])
 def test_every_verb_has_help(cli, verb):
     code, out, _ = cli(verb, "--help")
