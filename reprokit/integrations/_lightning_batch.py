@@ -6,8 +6,10 @@ What it calls is Lightning's own loop over one batch. Some of that is not public
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -191,14 +193,15 @@ def stand_in(module: Any, settings: Mapping[str, Any]) -> Any:
     """A Trainer with these settings and no data, about to run a batch of this module. Raises BadInput."""
     kept = ("accelerator", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
-    trainer = pl.Trainer(
-        **{name: settings[name] for name in kept},
-        **dict.fromkeys(quiet, False),
-        **_precision_of(settings),
-        devices=1,
-        max_steps=settings["steps"],
-        max_epochs=-1,
-    )
+    with _no_banner():
+        trainer = pl.Trainer(
+            **{name: settings[name] for name in kept},
+            **dict.fromkeys(quiet, False),
+            **_precision_of(settings),
+            devices=1,
+            max_steps=settings["steps"],
+            max_epochs=-1,
+        )
     trainer.state.fn, trainer.training = pl.trainer.states.TrainerFn.FITTING, True
     trainer.strategy.connect(module)
     module.trainer = trainer
@@ -216,6 +219,18 @@ def stand_in(module: Any, settings: Mapping[str, Any]) -> Any:
     check_optimizers(trainer)
     module.train()
     return trainer
+
+
+@contextmanager
+def _no_banner() -> Iterator[None]:
+    """Which devices there are and what else can be installed, Lightning tells for each Trainer; a gate makes many."""
+    said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = said.level
+    said.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        said.setLevel(level)
 
 
 def _precision_of(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,3 +200,12 @@ def test_what_only_the_user_can_say_is_in_the_harness(lit):
     assert harness.extra_state["teacher"] is teacher and harness.knobs == given["knobs"]
     assert len(list(harness.loader)) == 7
     assert harness.features({"x": torch.rand(3, 4)}).shape == (3, 1)
+
+
+def test_a_stand_in_says_nothing_of_devices_and_of_what_else_there_is(lit, caplog):
+    with caplog.at_level("INFO"):
+        lit.build.harness({"seed": 0, "way": "automatic"})
+    assert "GPU available" not in caplog.text and "Tip" not in caplog.text
+    with caplog.at_level("INFO"):
+        L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert "GPU available" in caplog.text  # a Trainer of the project's own tells as before
