@@ -407,7 +407,9 @@ def read_manifest(folder: Path) -> Manifest:
         what = "a file, not the folder of an incident" if folder.exists() else "no such incident"
         raise BadInput(f"{_files.shown(folder)}: {what}; check the path")
     if not path.exists():
-        raise BadInput(f"{folder}: not an incident, it has no {MANIFEST}; give the folder that has one")
+        inside = sorted(one.parent.name for one in folder.glob(f"[!.]*/{MANIFEST}"))
+        give = f"one of the {len(inside)} in it, such as {folder / inside[0]}" if inside else "the folder that has one"
+        raise BadInput(_files.shown(f"{folder}: not an incident, it has no {MANIFEST}; give {give}"))
     try:
         with _files.opened(path) as file:
             data = json.load(file)
