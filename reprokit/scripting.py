@@ -6,11 +6,13 @@ thing, and that is its engine's matter.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reprokit._scratch import PREFIX
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.pipeline import Options, Progress, Subject, asking_of
@@ -98,7 +100,11 @@ def ends(found: Replay) -> list[str]:
 def _end(outcome: Outcome) -> str:
     """What was seen, and where that is no more than an exit code, the last that was printed."""
     said, _, rest = outcome.detail.partition("\n")
-    return f"{said}: {last_line(rest)}" if rest.strip() else said
+    told = f"{said}: {last_line(rest)}" if rest.strip() else said
+    return _OWN_FOLDER.sub("<attempt>/", told)  # each has another one, which is gone by now
+
+
+_OWN_FOLDER = re.compile(rf"[^\s'\"]*/{PREFIX}[^/\s'\"]+/")
 
 
 def _check(asked: Asked, options: Options) -> None:

@@ -57,6 +57,12 @@ def test_json_is_that_of_any_replay(here, cli, made):
     assert ended == 11 and out.splitlines()[0].startswith("nonfinite_loss") and "script python -c" in out
 
 
+def test_failures_that_differ_in_the_folder_of_their_attempt_alone_are_one(here, cli):
+    (here / "train.py").write_text("import os; raise RuntimeError(f'no clip in {os.getcwd()}/clips')")
+    _, out, _ = cli("replay", "--script", "python train.py", "-n", 2)
+    assert re.search(r"^  2 x ended .*: RuntimeError: no clip in <attempt>/\S*clips$", out, re.MULTILINE), out
+
+
 def test_a_command_that_is_called_wrongly_is_seen_to_be(here, cli):
     _, out, _ = cli("replay", "--script", "python -c 'import absent_module'", "-n", 2)
     assert "\n  2 x ended with exit code 1: ModuleNotFoundError: No module named 'absent_module'\n" in out
