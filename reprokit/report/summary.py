@@ -82,10 +82,12 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
         yield "escalated", "\n".join(differences)
     if manifest.certificate:
         yield "reduced to", "\n".join(reductions.certificate(manifest))
+        if named := texts.samples(incident):
+            yield "samples", "\n".join(named)
     if not_working := [f"{verb}: {reason}" for verb, reason in works(incident).items() if reason]:
         yield "not here", "\n".join(not_working)
     if manifest.left_out:
-        yield "left out", "\n".join(manifest.left_out)  # all of it: who shares an incident must read this
+        yield "left out", "\n".join(dict.fromkeys(manifest.left_out))  # all: who shares an incident must read this
     yield "redacted", _some(manifest.redacted) or "nothing"
 
 

@@ -58,6 +58,17 @@ def sizes(incident: Incident) -> dict[str, int]:
         return {}
 
 
+def samples(incident: Incident) -> list[str]:
+    """The texts of the batch that belong to samples, "path: clips/0037.mp4": they say which samples these are."""
+    try:
+        layout = Layout.parse(incident.manifest.layout)
+        leaves = layout.leaves(incident.batch())
+    except BadInput:
+        return []
+    lists = {name: leaf for name, leaf in leaves.items() if layout.axes_of(name) == ("b",) and isinstance(leaf, list)}
+    return [f"{name}: {', '.join(leaf)}" for name, leaf in lists.items() if all(isinstance(one, str) for one in leaf)]
+
+
 def shape(lengths: Mapping[str, int]) -> str:
     """Lengths as people say them: "b 8 x v 4 x t 16"."""
     return " x ".join(f"{axis} {length}" for axis, length in lengths.items()) or "sizes not known"
