@@ -131,12 +131,17 @@ class Minimiser:
         self.part = beside((yield from through(smallest(range(len(shape))), shape, fails)))
 
     def _content(self, axis: str, search: Callable[[range], Search], keep: Indices = ()) -> Asking[None]:
-        """Heal all but what must keep its content, and what is to keep it anyway."""
+        """Heal all but what must keep its content, and what is to keep it anyway, which may decide alone."""
         start, items = self.part, minus(self.part.essential(axis), keep)
-        fails = lambda content: self._rules.fails(start.heal(axis, minus(start.keep[axis], (*content, *keep))))
+        healed = lambda content: start.heal(axis, minus(start.keep[axis], (*content, *keep)))
+        fails = lambda content: self._rules.fails(healed(content))
+        content = items
         if len(items) > 1:
             content = yield from through(search(range(len(items))), items, fails)
-            self.part = start.heal(axis, minus(start.keep[axis], (*content, *keep)))
+        if keep and len(content) == 1 and (yield from fails(())):
+            content = ()
+        if len(content) < len(items):
+            self.part = healed(content)
 
     def _crop_image(self, axes: Iterable[str]) -> Asking[None]:
         """The smallest aligned crop around what is left; rows and columns alike, for few models take other shapes."""

@@ -398,6 +398,24 @@ def test_a_flat_patch_is_a_region_and_guilty(make):
     assert found.regions == ({"entry": "global", "b": [2], "t": [5], "h": [2, 3], "guilty": True},)
 
 
+@pytest.mark.parametrize("entries", [("global",), ("global", "local")])
+def test_where_text_alone_decides_no_numbers_are_said_to_be_needed(make, healthy, entries):
+    def name(batch, paths="abxd"):
+        for gone in set(batch) - set(entries):
+            del batch[gone]
+        batch["path"] = [f"{path}.mp4" for path in paths]
+
+    donor = healthy(seed=1)
+    name(donor, "efgh")
+    axes_of = {"global": "b t h", "local": "b v t h"}
+    layout = {entry: axes_of[entry] for entry in entries} | {"path": "b"}
+    broken = lambda batch: NAN if "x.mp4" in batch["path"] else None
+    found = make(name, broken, donor=donor, options={"layout": layout}).reduce()
+    assert (found.axes["b"].kept, found.axes["b"].guilty) == ((2,), (2,))
+    assert found.axes["key"].healed == entries and found.axes["key"].guilty == ("path",)
+    assert not found.regions and not found.case.values
+
+
 def test_values_that_say_less_are_taken_where_healthy_ones_still_pass(make):
     def too_large(batch):
         return NAN if (batch["global"] > 100).any() else None
