@@ -133,8 +133,13 @@ class Minimiser:
     def _content(self, axis: str, search: Callable[[range], Search], keep: Indices = ()) -> Asking[None]:
         """Heal all but what must keep its content, and what is to keep it anyway, which may decide alone."""
         start, items = self.part, minus(self.part.essential(axis), keep)
-        healed = lambda content: start.heal(axis, minus(start.keep[axis], (*content, *keep)))
-        fails = lambda content: self._rules.fails(healed(content))
+
+        def healed(content: Indices) -> Part:
+            return start.heal(axis, minus(start.keep[axis], (*content, *keep)))
+
+        def fails(content: Indices) -> Asking[bool]:
+            return (yield from self._rules.fails(healed(content)))
+
         content = items
         if len(items) > 1:
             content = yield from through(search(range(len(items))), items, fails)
