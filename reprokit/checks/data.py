@@ -74,6 +74,8 @@ def sample(name: str, values: object) -> Numbers:
         raise BadInput(f"{name}: a {type(values).__name__}, not one number a sample; give a list, an array or a tensor")
     try:
         plain = [array(name, one) for one in cast(Sequence[Any], values)] if listed else array(name, values)
+        if (kind := np.asarray(plain).dtype.kind) in "cSUMm":  # NumPy would read texts, count dates, and drop a half
+            raise TypeError({"c": "complex numbers", "M": "dates", "m": "durations"}.get(kind, "texts"))
         numbers = np.asarray(plain, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name}: not one number a sample ({error}); give a flat list, array or tensor") from None

@@ -102,7 +102,9 @@ class _Close(Judge):
         self.used.add((rtol, atol))
         with np.errstate(invalid="ignore", over="ignore"):
             gap = _gap(got, expected)
-            within = (got == expected) | (np.isfinite(gap) & (gap <= atol + rtol * np.abs(expected).astype(np.float64)))
+            wide = np.complex128 if expected.dtype.kind == "c" else np.float64  # an int8 of -128 has no size in int8
+            size = np.abs(expected.astype(wide))
+            within = (got == expected) | (np.isfinite(gap) & (gap <= atol + rtol * size))
         if gap.size and np.isfinite(gap).any():
             self.largest = max(self.largest, float(gap[np.isfinite(gap)].max()))
         return ~within
@@ -118,8 +120,12 @@ def _gap(got: Any, expected: Any) -> Any:
     """|got - expected|, of integers without rounding them first: two beyond 2**53 may be one float."""
     import numpy as np
 
-    if got.dtype.kind in "iu" and got.dtype.kind == expected.dtype.kind:
-        wide = np.uint64 if got.dtype.kind == "u" else np.int64
+    kinds = {got.dtype.kind, expected.dtype.kind}
+    if kinds <= set("iu"):
+        # a signed type beside uint64: what fits neither int64 nor uint64 on both sides is far apart in float64 as well
+        wide = np.uint64 if "u" in kinds and not any((one < 0).any() for one in (got, expected)) else np.int64
+        if any(wide is np.int64 and (one > np.iinfo(wide).max).any() for one in (got, expected)):
+            return np.abs(got.astype(np.float64) - expected.astype(np.float64))
         one, other = got.astype(wide), expected.astype(wide)
         return (np.maximum(one, other).view(np.uint64) - np.minimum(one, other).view(np.uint64)).astype(np.float64)
     kind = np.complex128 if "c" in (got.dtype.kind, expected.dtype.kind) else np.float64

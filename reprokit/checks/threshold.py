@@ -104,6 +104,8 @@ class _Asked:
             if isinstance(self.margin, Bootstrap):
                 return self._bootstrapped(values, self.margin, problem)
             number = _mean(values)
+            if not problem and not isfinite(number):  # finite values may add up to infinity
+                problem = f"their mean is {number}, which is not finite"
         if isinstance(self.margin, History):
             return self._beside(self.margin, number, n, problem)
         return self._given(float(self.margin), number, n, problem)
@@ -234,4 +236,7 @@ def _is_number(value: object) -> bool:
 
 
 def _mean(values: Numbers) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(values.mean()) if len(values) else float("nan")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -72,4 +73,6 @@ def _strict(value: Any) -> Any:
         return {str(key): _strict(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(part) for part in value]
-    return value
+    if value is None or isinstance(value, str | int):
+        return value
+    return int(value) if isinstance(value, Integral) else str(value)  # NumPy's integers; whatever else names a seed

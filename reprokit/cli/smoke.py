@@ -58,13 +58,13 @@ def smoke(
     with common.progress() as bars:
         report = gates.smoke(subject, chosen, common.Reporter(bars))
         pictures, trouble = _drawn(subject, plots)
-    if junit_ is not None:
-        junit.write(report, entrypoint, junit_)
     if as_json:
         common.emit(report.to_json() | {"plots": list(map(str, pictures))})
     else:
         _print(report, pictures)
         _next(report, entrypoint, config, whole=not names, overfit=overfit is not None)
+    if junit_ is not None:  # after the answer: a file that cannot be written is no reason to lose it
+        junit.write(report, entrypoint, junit_)
     if isinstance(trouble, ReprokitError):
         raise trouble
     return 0 if report.passed else 1

@@ -18,7 +18,8 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from functools import wraps
 from pathlib import PurePath
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from reprokit.errors import BadInput
 
@@ -99,6 +100,8 @@ def _resolved(config: Any) -> Any:
 
 def _told(value: Any) -> Any:
     """In types that YAML has: an enumeration by its name, a path as text, a tuple as a list."""
+    if _is_omegaconf(value):  # in plain data, or in a field of a dataclass
+        return _resolved(value)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, PurePath):
@@ -123,7 +126,7 @@ def _as_dataclass(wanted: Any, data: Any, where: str) -> Any:
 
 def _as_hinted(hint: Any, value: Any, where: str) -> Any:
     """What a field of this type is given: a nested dataclass, an enumeration, a path or a tuple is made again."""
-    options = [hint, *(one for one in get_args(hint) if isinstance(one, type))]
+    options = [hint, *(get_args(hint) if get_origin(hint) in (Union, UnionType) else ())]
     for wanted in (one for one in options if isinstance(one, type)):
         if is_dataclass(wanted) and isinstance(value, Mapping):
             return _as_dataclass(wanted, value, where)
@@ -133,9 +136,18 @@ def _as_hinted(hint: Any, value: Any, where: str) -> Any:
             return wanted[value]
         if issubclass(wanted, PurePath) and isinstance(value, str):
             return wanted(value)
-    origin, inner = getattr(hint, "__origin__", hint), get_args(hint)
-    if origin in (list, tuple) and isinstance(value, list) and inner:
-        return origin(_as_hinted(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is tuple and isinstance(value, list):
-        return tuple(value)
-    return value
+    for wanted in options:
+        if isinstance(value, list) and get_origin(wanted) in (list, tuple):
+            return _as_sequence(wanted, value, where)
+        if isinstance(value, Mapping) and get_origin(wanted) is dict:
+            inner = get_args(wanted)[1]
+            return {key: _as_hinted(inner, item, f"{where}.{key}") for key, item in value.items()}
+    return tuple(value) if tuple in options and isinstance(value, list) else value
+
+
+def _as_sequence(wanted: Any, value: list[Any], where: str) -> Any:
+    """`tuple[Path, int]` has a type for each place, `list[Path]` and `tuple[Path, ...]` one for all."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    each = len(inner) == len(value) and origin is tuple and Ellipsis not in inner
+    hints = inner if each else (inner or (Any,))[:1] * len(value)
+    return origin(_as_hinted(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(hints, value)))

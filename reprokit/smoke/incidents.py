@@ -37,8 +37,8 @@ def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], li
         try:
             own = _failing(subject, reason, batches)
             path = own or _as_it_begins(subject, reason, batches)
-        except Exception as error:  # what cannot be captured is said, and stops no other gate
-            return paths, [f"no incident: {type(error).__name__}: {one_line(error)}"]
+        except (Exception, SystemExit) as error:  # what cannot be captured is said, and stops no other gate
+            return paths, [f"no incident: {one_line(error)}"]
         if path is None:
             return paths, ["no incident was written"]
         paths.append(_renamed(path, failed[0].gate))
@@ -59,7 +59,7 @@ def _cases(subject: Subject, failed: Sequence[Finding]) -> Iterator[tuple[list[A
 def _failing(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
     """Of a step that fails by itself, with one of these."""
     recorder = _recorder(subject, reason)
-    with suppress(Exception), recorder:
+    with suppress(Exception, SystemExit), recorder:
         for batch in batches:
             recorder.step(copied(batch))
     return recorder.incidents[-1] if recorder.incidents else None

@@ -83,9 +83,8 @@ def _built(subject: Subject) -> Harness:
         return subject.harness()
     except ReprokitError:
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise BadInput(f"{subject.entrypoint}: build raised {said}; does the config fit?") from error
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"{subject.entrypoint}: build raised {one_line(error)}; does the config fit?") from error
 
 
 def _with_batches(subject: Subject, harness: Harness) -> Subject:
@@ -102,8 +101,8 @@ def _first(loader: Any) -> tuple[list[Any], list[Mapping[str, Any]], str]:
         pairs = _in_time(lambda: [(copied(batch), copy.deepcopy(told)) for batch, told in islice(_timed(loader), LAPS)])
     except ReprokitError:
         raise
-    except Exception as error:
-        return [], [], f"the loader raised {type(error).__name__}: {one_line(error)}"
+    except (Exception, SystemExit) as error:
+        return [], [], f"the loader raised {one_line(error)}"
     if pairs is None:
         return [], [], f"the loader gave no {LAPS} batches in {WITHIN:g} s; num_workers=0 shows where"
     batches, times = [batch for batch, _ in pairs], [told for _, told in pairs if told is not None]

@@ -122,14 +122,14 @@ def _asked(gate: Gate, subject: Subject, raised: dict[Signature, str]) -> Iterat
         for finding in gate.look(subject):
             count += 1
             yield finding
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a step that exits must not take the report with it
         yield _broke(gate, subject, error, raised)
         return
     if not count:
         yield gate.failed("it says something", "one finding at least", "nothing", "report this: a gate must answer")
 
 
-def _broke(gate: Gate, subject: Subject, error: Exception, raised: dict[Signature, str]) -> Finding:
+def _broke(gate: Gate, subject: Subject, error: BaseException, raised: dict[Signature, str]) -> Finding:
     signature = exception_signature(error, phase=phase_of(error), roots=_roots(subject))
     check, where = "the step does not raise", signature.function or signature.where
     if first := raised.get(signature):

@@ -100,6 +100,20 @@ def test_integers_are_subtracted_without_rounding():
     assert close("x", one, other, rtol=0.0, atol=3.0).answer is Answer.PASSED
 
 
+def test_signed_beside_unsigned_integers_are_not_rounded_either():
+    got, expected = np.array([2**63], dtype=np.uint64), np.array([2**63 - 1])
+    assert close("x", got, expected).answer is Answer.FAILED
+    assert close("x", expected, got, rtol=0.0, atol=0.0).answer is Answer.FAILED
+    assert close("x", got, expected, rtol=0.0, atol=1.0).answer is Answer.PASSED
+    assert close("x", np.array([-1]), np.array([2**64 - 1], dtype=np.uint64)).answer is Answer.FAILED
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_the_least_integer_has_a_size(dtype):
+    least = np.array([np.iinfo(dtype).min], dtype=dtype)
+    assert close("x", least + 20, least, rtol=0.3, atol=0.0).answer is Answer.PASSED
+
+
 def test_the_message_has_tolerance_and_largest_difference():
     result = close("x", torch.tensor([1.0, 2.0]), torch.tensor([1.1, 2.5]))
     assert result.condition == "|x - expected| <= 1e-05 + 1.3e-06 * |expected| (atol + rtol, by dtype)"

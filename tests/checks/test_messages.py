@@ -5,7 +5,9 @@ import logging
 import re
 import subprocess
 
+import numpy as np
 import pytest
+import torch
 
 from reprokit import checks
 from reprokit.checks import About, Answer, CheckFailed, check
@@ -121,6 +123,13 @@ def test_no_value_can_break_its_line(about):
 
 def test_what_was_not_drawn_has_no_seed():
     assert "seed       none: nothing was drawn" in message(checks.exact("x", 1, 1), About(dataset="d", seed=None))
+
+
+@pytest.mark.parametrize(("seed", "logged"), [(np.int64(3), 3), (torch.tensor(3), "tensor(3)"), ((1, 2), [1, 2])])
+def test_a_seed_of_another_type_is_logged_too(seed, logged, caplog):
+    with caplog.at_level(logging.INFO, "reprokit"):
+        check(checks.exact("x", 1, 1), About(dataset="three clips", seed=seed, version="a"))
+    assert caplog.records[-1].check["seed"] == logged
 
 
 def test_a_dataset_must_be_named():

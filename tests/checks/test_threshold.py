@@ -179,6 +179,20 @@ def test_samples_come_in_any_form(values):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "values",
+    [["1", "2"], [1j, 1], np.array([1j, 1]), torch.tensor([1j]), np.array(["2020-01-01"], dtype="M8[s]"), [b"1"]],
+)
+def test_what_is_no_number_is_no_sample(values):
+    with pytest.raises(BadInput, match="not one number a sample"):
+        at_least("x", values, 0.5)
+
+
+def test_finite_values_whose_mean_is_not_answer_nothing():
+    for bound in (at_least, at_most):
+        assert bound("x", [1.7e308] * 3, 1e308).answer is Answer.UNANSWERED
+
+
 def test_a_loss_that_has_a_gradient_is_a_number():
     assert at_most("loss", torch.tensor(0.5, requires_grad=True) * 1, 1.0, n=3).answer is PASSED
 

@@ -88,6 +88,13 @@ def test_junit_is_written_beside_the_answer(cli, script, tmp_path):
     assert {case.get("classname") for case in suite} >= {"numbers", "gradients"}
 
 
+def test_junit_that_cannot_be_written_does_not_cost_the_answer(cli, script, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = cli("smoke", script, *FAST, "--junit", "file/smoke.xml")
+    assert (code, out.startswith("PASSED")) == (2, True)
+    assert "--junit file/smoke.xml: cannot be written" in err
+
+
 @pytest.mark.parametrize("width", ["40", "80", "160"])
 def test_no_width_loses_words(cli, script, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", width)

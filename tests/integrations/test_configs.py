@@ -85,6 +85,25 @@ def test_nested_parts_come_back_as_what_they_are():
     assert fitted(of_dataclass, plain(config)) == config
 
 
+@dataclass
+class Containers:
+    by_name: dict[str, Optim] = field(default_factory=dict)
+    pair: tuple[Path, Kind] = (Path("a"), Kind.SMALL)
+    some: tuple[Kind, ...] = ()
+    maybe: list[Optim] | None = None
+
+
+def of_containers(config: Containers):
+    return config
+
+
+def test_containers_of_parts_come_back_as_what_they_are():
+    config = Containers(
+        by_name={"a": Optim(lr=1.0)}, some=(Kind.LARGE,) * 2, maybe=[Optim(lr=2.0)], pair=(Path("b"), Kind.LARGE)
+    )
+    assert fitted(of_containers, plain(config)) == config
+
+
 def test_what_refers_to_another_value_is_resolved(tmp_path):
     (tmp_path / "train.yaml").write_text("seed: 3\nmodel:\n  width: 8\n  hidden: ${model.width}\nname: run-${seed}\n")
     with initialize_config_dir(str(tmp_path), version_base=None):
@@ -120,6 +139,7 @@ def test_a_run_is_recorded_with_a_config_of_omegaconf_and_built_again_from_plain
 REFUSED = {
     "a missing value": (lambda: plain(OmegaConf.create({"a": "???", "b": {"c": "???"}})), "a, b.c missing"),
     "an interpolation": (lambda: plain(OmegaConf.create({"a": "${nowhere}"})), "nowhere"),
+    "missing in a part": (lambda: plain({"a": OmegaConf.create({"b": "???"})}), "b missing"),
     "a resolver": (lambda: plain(OmegaConf.create({"a": "${oc.env:NO_SUCH_VARIABLE_HERE}"})), "NO_SUCH_VARIABLE_HERE"),
     "an unknown field": (lambda: fitted(of_dataclass, {"optim": {"lr": 1.0}, "stepz": 1}), "no field stepz"),
     "a missing field": (lambda: fitted(of_dataclass, {"optim": {}}), "Training.optim: lr missing"),

@@ -57,6 +57,23 @@ class Full(VideoTransformer):
             self.block_causal = True
 
 
+class Chunks(VideoTransformer):
+    """Sees the frame after its own within pairs: of 5 frames, neither the last nor the second half shows that."""
+
+    def forward(self, clip):
+        tokens = super().forward(clip)
+        patches = tokens[:, 1:].unflatten(1, (clip.shape[2], -1)).clone()
+        for first in range(0, clip.shape[2] - 1, 2):
+            patches[:, first] = patches[:, first] + 0.1 * patches[:, first + 1]
+        return torch.cat([tokens[:, :1], patches.flatten(1, 2)], dim=1)
+
+
+def test_a_leak_within_chunks_is_seen_whatever_the_number_of_frames(plain):
+    for frames in (4, 5):
+        found = asked(plain, encoder(Chunks, num_frames=frames), frames=frames)
+        assert found[PAST].verdict is FAILED
+
+
 class Constant(VideoTransformer):
     def forward(self, clip):
         return super().forward(clip) * 0 + 1.0

@@ -170,8 +170,9 @@ def test_a_config_that_is_not_there(tmp_path):
     ("text", "function", "says"),
     [
         (SCRIPT, "missing", "no function 'missing'"),
+        ("def build(config): raise SystemExit(0)\n", "build", "build raised SystemExit: 0; does the config fit"),
         ("def build(config): return 3\n", "build", "expected a reprokit.Harness"),
-        ("def build(config): return {}['model']\n", "build", "build raised KeyError.*does the config fit"),
+        ("def build(config): return {}['model']\n", "build", "build raised KeyError: 'model'; does the config fit"),
         ("import no_such_thing\n", "build", "does not import"),
     ],
 )

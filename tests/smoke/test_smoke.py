@@ -76,6 +76,17 @@ def test_a_step_that_raises_is_one_failure_with_its_place(plain):
     assert "see numbers" in again.observed
 
 
+def test_a_step_that_exits_is_a_failure_that_leaves_the_report(plain, tmp_path):
+    def exiting(net, batch):
+        raise SystemExit(0)
+
+    report = smoke(plain.subject(lambda: plain.harness(exiting), out=tmp_path), [Numbers(), Gradients()])
+    failed = [one for one in report.findings if one.verdict is FAILED]
+    assert [one.gate for one in failed] == ["numbers"]
+    assert failed[0].observed.startswith("SystemExit: 0 (")
+    assert [gate for gate, _ in report.incidents] == ["numbers"] or report.uncaptured
+
+
 def test_a_step_that_returns_a_tuple_is_a_failure_and_not_a_pass(plain):
     step = lambda net, batch: (net(batch["clip"].flatten(0, 1).float() / 255).mean(), 1)
     report = smoke(plain.subject(lambda: plain.harness(step)), [Shapes(), Numbers(), Gradients(), Leakage()])

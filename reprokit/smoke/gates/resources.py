@@ -150,13 +150,13 @@ class Fetched:
 
     seconds: list[float]  # for each batch
     stuck: bool = False  # the next one did not come in time
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
     """Some batches, with a deadline for each. In a thread, since nothing else ends a wait for a worker that is stuck:
     such a thread stays behind, and ends with the process."""
-    come: queue.SimpleQueue[tuple[float, Exception | None] | None] = queue.SimpleQueue()
+    come: queue.SimpleQueue[tuple[float, BaseException | None] | None] = queue.SimpleQueue()
     enough = threading.Event()
     threading.Thread(target=_iterate, args=(loader, come, enough), daemon=True).start()
     fetched, began = Fetched(seconds=[]), perf_counter()
@@ -188,7 +188,7 @@ def _iterate(loader: Iterable[Any], come: Any, enough: threading.Event) -> None:
             come.put((perf_counter() - began, None))
     except StopIteration:
         come.put(None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a thread that exits says nothing
         come.put((0.0, error))
 
 
