@@ -209,8 +209,8 @@ class Replay:
         self._lose_some_day(node)
 
     def _lose_some_day(self, node: int) -> None:
-        if self.plant.lost:
-            self._at(self.now + self._draw.expovariate(self.plant.lost / 3600), "lost", node)
+        if rate := self.plant.lost / 3600:  # which may be too small to be a number
+            self._at(self.now + self._draw.expovariate(rate), "lost", node)
 
 
 def limit(plant: Plant) -> tuple[float, str]:

@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("reprokit", deadline=None)  # a machine that is busy is no failure
+# A machine that is busy is no failure; and every run asks the same questions, or one would now and then fail for what
+# others found fine. `--hypothesis-profile explore` draws new ones.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("reprokit", deadline=None, derandomize=True)
 settings.load_profile("reprokit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell put into the background; children inherit it
