@@ -226,3 +226,17 @@ def captured(tmp_path, monkeypatch):
         raise AssertionError(f"{name} did not fail in 20 tries")
 
     return capture
+
+
+@pytest.fixture
+def cli(capsys):
+    """cli(*words) -> exit code, stdout, stderr."""
+    from reprokit.cli.main import run
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            run([str(word) for word in words])
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return call

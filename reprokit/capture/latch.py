@@ -264,10 +264,7 @@ class LateProbe(Probe):
         return written
 
     def _judge_numbers(self, numbers: Mapping[str, float]) -> None:
-        order = sorted(self._terms, key=lambda name: name == "loss")  # the sum last: its terms say more
-        if bad := [name for name in order if not isfinite(self.losses[name])]:
-            values = {name: str(self.losses[name]) for name in bad}
-            self._symptoms.append(Symptom(kind=Kind.NONFINITE_LOSS, where=bad[0], evidence={"values": values}))
+        self._judge_losses()
         if self._judged and not isfinite(numbers.get("grad_norm", 0.0)):
             self._symptoms.append(Symptom(kind=Kind.NONFINITE_GRAD, where="backward"))
         for what, where in ("parameters", "optimizer"), ("buffers", "buffers"):

@@ -14,13 +14,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import time
 from types import TracebackType
 from typing import Any, Self
 
-from reprokit import _files, _lines
+from reprokit import _lines
 from reprokit.errors import BadInput, ReprokitError
+from reprokit.replay import keeping
 from reprokit.replay.attempts import Halted
 from reprokit.replay.result import Replay
 from reprokit.replay.strata import Attempt
@@ -28,7 +29,6 @@ from reprokit.step.outcome import Outcome
 
 FILE, LOGS = "attempts.jsonl", "logs"
 _FORMAT = 1
-_DAYS = 30  # that a run which nobody gave a place is kept: somebody who goes on does so within a month
 _KINDS: Mapping[str, Any] = {"index": int, "number": int, "repeat": bool, "inputs": dict, "outcome": dict}
 
 
@@ -55,12 +55,7 @@ class Journal:
         path = folder / FILE
         header = {"replay": _FORMAT, **asked}
         first = _lines.line({"header": header}) + _lines.line({"base": secrets.randbits(64)})
-        try:
-            if path.exists() != resume:
-                raise BadInput(_refusal(folder, resume))
-            handle = _lines.claimed(path, first, whose="replay")
-        except OSError as error:
-            raise BadInput(f"{path}: attempts cannot be kept there: {error.strerror}; give another --out") from error
+        handle = keeping.claimed(path, first, resume=resume, whose="replay")
         try:
             base, attempts = _read(path, handle, header)
         except BaseException:
@@ -134,34 +129,10 @@ def opened(
     out: Path | None, resume: Path | None, asked: Mapping[str, Any], *, keep: bool, say: Callable[[str], object]
 ) -> Journal:
     """Where the user says; else, to `keep` it while it goes on, in the user's cache; else nowhere."""
-    if out and resume and out.resolve() != resume.resolve():
-        raise BadInput(f"--resume {resume}: goes on in its own folder; leave out --out")
-    runs = _files.user_cache() / "replays"
-    if resume:
-        return Journal.open(resume, asked, resume=True, passing=resume.resolve().parent == runs.resolve())
-    if out:
-        return Journal.open(out, asked)
-    if keep:
-        try:
-            return Journal.open(place(runs, str(asked["incident"])), asked, passing=True)
-        except BadInput as error:
-            say(f"{error}; without one, this cannot be resumed")
-    return Journal.nowhere()
-
-
-def place(runs: Path, incident: str) -> Path:
-    """A folder for a run that was given none; those that nobody came back to go."""
-    with suppress(OSError):
-        for old in runs.iterdir():
-            if time() - old.stat().st_mtime > _DAYS * 24 * 3600:
-                shutil.rmtree(old, ignore_errors=True)
-    return runs / f"{incident[:12]}-{secrets.token_hex(4)}"
-
-
-def _refusal(folder: Path, resume: bool) -> str:
-    if resume:
-        return f"--resume {folder}: no attempts of an earlier replay there; give the folder that it named, or --out"
-    return f"--out {folder}: has the attempts of an earlier replay; --resume it, or give another folder"
+    opening = partial(Journal.open, asked=asked)
+    incident = str(asked["incident"])
+    found = keeping.kept(opening, out, resume, runs="replays", incident=incident, keep=keep, say=say)
+    return found or Journal.nowhere()
 
 
 def _read(path: Path, handle: int, header: Mapping[str, Any]) -> tuple[int, list[Attempt]]:

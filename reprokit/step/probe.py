@@ -166,12 +166,15 @@ class Probe:
         """The loss terms of a step, by name, "loss" among them. Reads each from the device."""
         self._terms = named_terms(losses)
         self.losses = {name: float(term.detach()) for name, term in self._terms.items()}
-        order = sorted(self._terms, key=lambda name: name == "loss")  # the sum last: its terms say more
-        bad = [name for name in order if not all_finite([self._terms[name]])]
-        if bad:
+        self._judge_losses()
+        return self._terms
+
+    def _judge_losses(self) -> None:
+        """Once they were read."""
+        order = sorted(self.losses, key=lambda name: name == "loss")  # the sum last: its terms say more
+        if bad := [name for name in order if not isfinite(self.losses[name])]:
             values = {name: str(self.losses[name]) for name in bad}
             self._symptoms.append(Symptom(kind=Kind.NONFINITE_LOSS, where=bad[0], evidence={"values": values}))
-        return self._terms
 
     def look_at_gradients(self, *, judge: bool = True, scale: float = 1.0, clipped: Clipped | None = None) -> None:
         """Called before clipping by who can; otherwise the optimizer's hook is the last chance. judge: non-finite ones

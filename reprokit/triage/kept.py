@@ -14,20 +14,21 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from reprokit import _files, _lines
-from reprokit.errors import BadInput, ReprokitError
-from reprokit.replay import journal
+from reprokit import _lines
+from reprokit.errors import ReprokitError
+from reprokit.replay import keeping
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.strata import SPOILED
 from reprokit.step.case import Case
-from reprokit.step.outcome import Outcome, Status
+from reprokit.step.outcome import Outcome
 
 FILE = "triage.jsonl"
 _FORMAT = 1
-_SPOILED = (Status.INFRA, Status.INVALID)
 _Key = tuple[str, str, int]  # engine, case, how often it was asked before
 
 
@@ -58,12 +59,7 @@ class Kept:
         Raises BadInput: there is one, there is none, it is of another triage, in use, or cannot be written.
         """
         path, header = folder / FILE, {"triage": _FORMAT, **asked}
-        if path.exists() != resume:
-            raise BadInput(_refusal(folder, resume))
-        try:
-            handle = _lines.claimed(path, _lines.line({"header": header}), whose="triage")
-        except OSError as error:
-            raise BadInput(f"{path}: attempts cannot be kept there: {error.strerror}; give another --out") from error
+        handle = keeping.claimed(path, _lines.line({"header": header}), resume=resume, whose="triage")
         try:
             outcomes = dict(_lines.records(path, handle, header, _record, whose="triage"))
         except BaseException:
@@ -80,7 +76,7 @@ class Kept:
 
     def keep(self, key: _Key, outcome: Outcome) -> None:
         """Where it says something about the case."""
-        if outcome.status in _SPOILED:
+        if outcome.status in SPOILED:
             return
         engine, case, nth = key
         record = {"engine": engine, "case": json.loads(case), "nth": nth, "outcome": outcome.to_json()}
@@ -119,18 +115,10 @@ def opened(
     out: Path | None, resume: Path | None, asked: Mapping[str, Any], *, keep: bool, say: Callable[[str], object]
 ) -> Kept:
     """Where the user says; else, to `keep` it while it goes on, in the user's cache; else nowhere."""
-    if out and resume and out.resolve() != resume.resolve():
-        raise BadInput(f"--resume {resume}: goes on in its own folder; leave out --out")
-    runs = _files.user_cache() / "triages"
-    if folder := resume or out:
-        passing = folder.resolve().parent == runs.resolve()
-        return Kept.open(folder, asked, say, resume=bool(resume), passing=passing)
-    if keep:
-        try:
-            return Kept.open(journal.place(runs, str(asked["incident"])), asked, say, resume=False, passing=True)
-        except BadInput as error:
-            say(f"{error}; without one, this cannot be resumed")
-    return Kept(None, None, {}, passing=False, say=say)
+    opening = partial(Kept.open, asked=asked, say=say)
+    incident = str(asked["incident"])
+    found = keeping.kept(opening, out, resume, runs="triages", incident=incident, keep=keep, say=say)
+    return found or Kept(None, None, {}, passing=False, say=say)
 
 
 class _Remembering(Engine):
@@ -154,12 +142,6 @@ class _Remembering(Engine):
     def _keep(self, key: _Key, ended: Future[Outcome]) -> None:
         if not ended.cancelled() and ended.exception() is None:
             self._kept.keep(key, ended.result())
-
-
-def _refusal(folder: Path, resume: bool) -> str:
-    if resume:
-        return f"--resume {folder}: no attempts of an earlier triage there; give the folder that it named, or --out"
-    return f"--out {folder}: has the attempts of an earlier triage; --resume it, or give another folder"
 
 
 def _record(line: bytes) -> tuple[_Key, Outcome] | None:

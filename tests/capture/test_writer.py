@@ -331,34 +331,26 @@ def test_drafts_of_the_dead_are_swept_when_a_run_begins(recorder, tmp_path):
     assert not left.exists()
 
 
-def cli(capsys, *words):
-    from reprokit.cli.main import run as run_cli
-
-    with pytest.raises(SystemExit) as end:
-        run_cli([str(word) for word in words])
-    return end.value.code, capsys.readouterr()
-
-
 @pytest.mark.parametrize("verb", [("replay",), ("locate",), ("reduce", "-o", "there")])
-def test_verbs_that_cannot_work_say_so_in_one_line(recorder, tmp_path, capsys, verb):
+def test_verbs_that_cannot_work_say_so_in_one_line(recorder, tmp_path, cli, verb):
     [path] = run(recorder(batch="pointers"), batch(BAD))
-    code, said = cli(capsys, verb[0], path, *verb[1:])
-    assert code == 2 and f"{verb[0]} does not work here: it holds no batch" in said.err and said.err.count("\n") == 1
+    code, _, err = cli(verb[0], path, *verb[1:])
+    assert code == 2 and f"{verb[0]} does not work here: it holds no batch" in err and err.count("\n") == 1
 
 
-def test_show_says_what_works_and_how_often_it_was_seen(recorder, tmp_path, capsys, monkeypatch):
+def test_show_says_what_works_and_how_often_it_was_seen(recorder, tmp_path, cli, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     train = recorder(state="none")
     [path, *_] = run(train, batch(), batch(BAD), batch(BAD), batch(BAD))
     train.__exit__(None, None, None)
     capsys.readouterr()
-    code, said = cli(capsys, "show", path)
-    assert code == 0 and "3 times, last at step 4" in said.out and "reduce: it holds no state of the model" in said.out
-    assert "next: reprokit bundle" in said.out
-    found = json.loads(cli(capsys, "show", path, "--json")[1].out)
+    code, out, _ = cli("show", path)
+    assert code == 0 and "3 times, last at step 4" in out and "reduce: it holds no state of the model" in out
+    assert "next: reprokit bundle" in out
+    found = json.loads(cli("show", path, "--json")[1])
     assert found["seen"] == {"times": 3, "last": 4} and found["works"]["show"] is None and found["works"]["replay"]
-    assert cli(capsys, "bundle", path, "-o", tmp_path / "bundle.tar.zst")[0] == 0
-    assert cli(capsys, "verify", tmp_path / "bundle.tar.zst")[0] == 0
+    assert cli("bundle", path, "-o", tmp_path / "bundle.tar.zst")[0] == 0
+    assert cli("verify", tmp_path / "bundle.tar.zst")[0] == 0
 
 
 def test_a_signal_that_waits_for_a_write_may_come_at_any_instant_of_it(recorder, tmp_path):

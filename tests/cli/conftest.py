@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from reprokit.cli.main import run
 from reprokit.failure import Kind, Signature
 from reprokit.harness import Harness
 from reprokit.incident import Draft
@@ -46,16 +45,3 @@ def made(tmp_path, fill):
             ).path
 
     return make
-
-
-@pytest.fixture
-def cli(capsys):
-    """cli(*words) -> exit code, stdout, stderr."""
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            run([str(word) for word in words])
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call

@@ -182,19 +182,6 @@ def test_real_flaky_steps(captured, name, n, says):
 
 
 @pytest.fixture
-def cli(capsys):
-    from reprokit.cli.main import run
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            run([str(word) for word in words])
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call
-
-
-@pytest.fixture
 def here(monkeypatch):
     """Attempts of the verb run in this process, in one session for each round."""
     monkeypatch.setattr(pipeline, "engine_of", lambda subject, options, progress: Inline(subject.incident))

@@ -15,6 +15,7 @@ from reprokit.step.outcome import Status
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture(scope="module")
 def incident(incidents_in, tmp_path_factory, waits):
     return incidents_in(tmp_path_factory.mktemp("ray"))(body=waits, config={"seen": "nowhere"})

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from reprokit.cli.main import run
 from reprokit.errors import BadInput
 from reprokit.report import standalone
 from reprokit.triage.locate import Located
@@ -29,20 +28,13 @@ def captured(tmp_path, recipe):
     return path
 
 
-def cli(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        run([str(word) for word in words])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
-
-
 @pytest.mark.parametrize(
     ("recipe", "producer"),
     [("z01", "aten._softmax.default"), ("z03", "SqrtBackward0"), ("z10", "aten.bmm.default")],
 )
-def test_the_operation_fails_in_a_script_of_its_own(tmp_path, capsys, recipe, producer):
+def test_the_operation_fails_in_a_script_of_its_own(tmp_path, cli, recipe, producer):
     path = captured(tmp_path, recipe)
-    code, out, err = cli(capsys, "locate", path, "--standalone", tmp_path / "alone", "--json")
+    code, out, err = cli("locate", path, "--standalone", tmp_path / "alone", "--json")
     assert code == 0, err
     assert json.loads(out)["producer"] == producer
     for name in ("adapter.py", f"{recipe}.py"):
@@ -54,8 +46,8 @@ def test_the_operation_fails_in_a_script_of_its_own(tmp_path, capsys, recipe, pr
     assert "reprokit" not in (tmp_path / "alone" / "operation.py").read_text()
 
 
-def test_for_people_it_is_a_few_lines(tmp_path, capsys):
-    code, out, _ = cli(capsys, "locate", captured(tmp_path, "z07"))
+def test_for_people_it_is_a_few_lines(tmp_path, cli):
+    code, out, _ = cli("locate", captured(tmp_path, "z07"))
     lines = out.splitlines()
     assert code == 0
     assert lines[0].startswith("nonfinite_loss at loss") and lines[1] == "aten.div.Tensor, forward"
@@ -63,20 +55,20 @@ def test_for_people_it_is_a_few_lines(tmp_path, capsys):
     assert "z07.py" in lines[-1]
 
 
-def test_what_was_bad_from_the_start_has_no_operation(tmp_path, capsys):
-    code, out, err = cli(capsys, "locate", captured(tmp_path, "z17"), "--standalone", tmp_path / "alone")
+def test_what_was_bad_from_the_start_has_no_operation(tmp_path, cli):
+    code, out, err = cli("locate", captured(tmp_path, "z17"), "--standalone", tmp_path / "alone")
     assert code == 2
     assert out.splitlines()[1].startswith("batch entry locals, before the step began")  # the answer all the same
     assert "batch entry locals was bad before the step began" in err
     assert not (tmp_path / "alone").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, cli, monkeypatch):
     path = captured(tmp_path, "z07")
     monkeypatch.setattr("reprokit.pipeline.locate", lambda *_: pytest.fail("worked"))
     (tmp_path / "file").write_text("mine")
     for folder, says in ((tmp_path / "file", "exists already"), (tmp_path / "file" / "x", "no folder that you may")):
-        code, out, err = cli(capsys, "locate", path, "--standalone", folder)
+        code, out, err = cli("locate", path, "--standalone", folder)
         assert (code, out) == (2, "") and says in err and len(err.splitlines()) == 1
 
 

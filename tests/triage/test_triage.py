@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from reprokit import pipeline
-from reprokit.cli.main import run
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.pipeline import Options, Silence, Subject
@@ -142,23 +141,16 @@ def test_what_cannot_be_asked_is_refused(only, n, says):
         check(only, n)
 
 
-def cli(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        run([str(word) for word in words])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
-
-
-def test_for_people_the_answer_comes_first_and_for_programs_one_object(captured, capsys):
+def test_for_people_the_answer_comes_first_and_for_programs_one_object(captured, cli):
     incident = captured("z10")
     words = ["triage", incident.path, "--engine", "inline", "--only", "precision,eager,distributed", "-n", "5"]
-    code, out, _ = cli(capsys, *words)
+    code, out, _ = cli(*words)
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("nonfinite_loss at loss")
     assert lines[1].startswith("it passes with mixed precision: all of it in float32")
     assert "changed experiment" in out and "not applicable, because the step ran in one process: distributed" in out
     assert any(line.startswith("try: in float32") for line in lines) and lines[-1].startswith("next: reprokit locate")
-    code, out, _ = cli(capsys, *words, "--json")
+    code, out, _ = cli(*words, "--json")
     told = json.loads(out)
     assert code == 0 and told["part"] == "counterfactuals" and told["verdict"] == "REPRODUCIBLE" and told["suggestions"]
 
@@ -166,8 +158,8 @@ def test_for_people_the_answer_comes_first_and_for_programs_one_object(captured,
 @pytest.mark.parametrize(
     ("words", "says"), [(["--part", "x"], "one of factors"), (["--only", "x"], "unknown"), (["-n", "2"], "at least 4")]
 )
-def test_words_that_mean_nothing_are_one_line(captured, capsys, words, says):
-    code, _, err = cli(capsys, "triage", captured("z10").path, "--engine", "inline", *words)
+def test_words_that_mean_nothing_are_one_line(captured, cli, words, says):
+    code, _, err = cli("triage", captured("z10").path, "--engine", "inline", *words)
     assert code == 2 and says in err and len(err.strip().splitlines()) == 1
 
 
