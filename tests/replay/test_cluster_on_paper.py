@@ -40,7 +40,7 @@ def test_no_replay_is_faster_than_what_it_is_made_of(paper, nodes, places, attem
 
 def test_where_places_are_few_they_are_busy_and_where_they_are_many_whoever_asks_is(paper):
     swift = {"incident": 1.0, "opening": 0.0, "starting": 1e-6, "lost": 0.0, "spread": 0.0, "growing": 0.0}
-    swift["attempts"] = 20_000
+    swift |= {"attempts": 20_000, "asking": 0.0025}
     few = paper.simulate(paper.Plant(nodes=10, **swift))
     many = paper.simulate(paper.Plant(nodes=2_000, **swift))
     assert few.places > 0.99 > few.asking
