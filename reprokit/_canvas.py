@@ -6,12 +6,12 @@ plots changes. Equal pictures give equal bytes.
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from reprokit import _files
 from reprokit.errors import BadInput
 
 Colour = tuple[int, int, int]
@@ -37,11 +37,9 @@ def written(canvas: Any, out: Path) -> Path:
     """The picture of a canvas as a PNG file, without a date or a version in it. Raises BadInput where it cannot be."""
     data = BytesIO()
     canvas.print_png(data, metadata={"Software": None})
-    beside = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data.getvalue())
-        os.replace(beside, out)
+        _files.write_whole(out, data.getvalue())
     except OSError as error:
         raise BadInput(f"{out}: cannot be written ({error.strerror}); choose another folder") from error
     return out

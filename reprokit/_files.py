@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -106,6 +107,20 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Beside, synced and renamed: a file that is whole, or as it was."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with beside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def seal(folder: Path, names: Iterable[str]) -> list[str]:

@@ -1,5 +1,12 @@
 """What a user can be told in one line: what is wrong, where, and what to do next."""
 
+from collections.abc import Sequence
+
+
+def some(items: Sequence[str], most: int = 3) -> str:
+    """The first of them, for a line: "a, b, c and 12 more"."""
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+
 
 class ReprokitError(Exception):
     """Anything reprokit refuses or fails to do. The command line prints it as one line and exits with `exit_code`."""

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from reprokit.anatomy import Anatomy
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, some
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 State = dict[str, Any]
@@ -296,7 +296,7 @@ def _put_extra(holder: Any, state: Any) -> None:
 
 def _check_tensors(what: str, ours: Mapping[str, torch.Tensor], captured: Mapping[str, torch.Tensor]) -> None:
     if odd := sorted(ours.keys() ^ captured.keys()):
-        raise BadInput(f"{what}: build gives another set than was captured ({_some(odd)}); build from that config")
+        raise BadInput(f"{what}: build gives another set than was captured ({some(odd)}); build from that config")
     for name, tensor in ours.items():
         value = captured[name]
         if tensor.shape != value.shape or tensor.dtype != value.dtype:
@@ -312,10 +312,6 @@ def _put_tensors(ours: Mapping[str, torch.Tensor], captured: Mapping[str, torch.
             tensor.data = _copied(value.to(tensor.device))
         else:
             tensor.data.copy_(value)
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _copied(value: Any) -> Any:

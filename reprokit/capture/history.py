@@ -27,7 +27,7 @@ from reprokit import tree
 from reprokit.capture.batch import Held
 from reprokit.capture.logs import one_line
 from reprokit.capture.start import OWN, Start
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, some
 from reprokit.harness import Harness, State
 from reprokit.incident import Draft
 from reprokit.step import between
@@ -181,7 +181,7 @@ class History:
         assert self._seen is not None
         now = between.look(harness)
         if names := between.written(self._seen, now):
-            what = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            what = some(names, 1)
             self._note("gap", f"{what} changed between steps {step - 1} and {step}, so one can go back to {step} only")
             self._clear(self._entries[-1])
             return

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from reprokit._storage import CODES, PAIRS
+from reprokit.errors import some
 from reprokit.harness import Harness, State, anatomy, cloned, joined, settled, take_lasting, take_passing
 from reprokit.step.between import addresses, moments, version, versions
 
@@ -35,7 +36,7 @@ class Lost(Exception):
     """Something was written into after the step began and is kept nowhere else. `names` are paths in the state."""
 
     def __init__(self, names: list[str]) -> None:
-        super().__init__(f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}")
+        super().__init__(some(names, 1))
         self.names = names
 
 

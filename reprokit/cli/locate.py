@@ -10,6 +10,7 @@ import typer
 
 from reprokit import pipeline
 from reprokit.cli import common
+from reprokit.errors import some
 from reprokit.report import escape
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -53,8 +54,7 @@ def locate(
 def _lines(found: Mapping[str, Any], failing: int) -> list[str]:
     lines = []
     if entries := found["bad_before"]:
-        more = f" and {len(entries) - _ENTRIES} more" if len(entries) > _ENTRIES else ""
-        lines.append(f"the state was bad before step {failing} began: {', '.join(entries[:_ENTRIES])}{more}")
+        lines.append(f"the state was bad before step {failing} began: {some(entries, _ENTRIES)}")
     where = f" in {found['module']}" if found["module"] else ""
     when = f", step {found['step']}" if found["rewind"] else ""
     lines.append(f"{found['producer']}{where}, {found['phase'] or 'before the step began'}{when}")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reprokit.errors import some
 from reprokit.replay.parting import Part, Span, is_apart, is_number, least_chance, outputs, parted, said, span_of
 from reprokit.replay.verdict import ALPHA
 
@@ -98,10 +99,9 @@ class Contrast:
         if not self.counters:
             few = least_chance(self.failing + self.silent, self.passing, self.looked_at) > ALPHA
             return f"too few attempts for {self.looked_at} counters to tell" if few and self.looked_at else ""
-        told = [f"{one.name} {said(one.failing)} against {said(one.passing)}" for one in self.counters[:_NAMED]]
-        more = f" and {len(self.counters) - _NAMED} more" if len(self.counters) > _NAMED else ""
+        told = [f"{one.name} {said(one.failing)} against {said(one.passing)}" for one in self.counters]
         early = ", as of a step that ends early" if self.module and self.module.how == "stops" else ""
-        return f"counters that tell them apart{early}: {', '.join(told)}{more}"
+        return f"counters that tell them apart{early}: {some(told, _NAMED)}"
 
 
 def contrast(attempts: Iterable[Seen]) -> Contrast:

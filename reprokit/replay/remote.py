@@ -84,14 +84,8 @@ def evaluate(asked: Mapping[str, Any], out: Path) -> None:
     host = Host(asked["store"], 1, asked["inner"], asked["there"])
     try:
         host.open(asked["id"])
-        _write(out, host.evaluate(asked["id"], json.dumps(asked["case"])))
+        _files.write_whole(out, host.evaluate(asked["id"], json.dumps(asked["case"])).encode())
     except BadInput as error:
-        _write(out.with_suffix(".bad"), str(error))
+        _files.write_whole(out.with_suffix(".bad"), str(error).encode())
     finally:
         host.close()
-
-
-def _write(out: Path, text: str) -> None:
-    part = out.with_name(f".{out.name}.part")
-    part.write_text(text)
-    part.replace(out)

@@ -19,7 +19,7 @@ from typing import Any, Self
 from reprokit import _files
 from reprokit._scratch import Scratch
 from reprokit.capture import listing
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, some
 from reprokit.incident import Incident
 
 WORK, OUT, INPUTS = "work", "out", "inputs"
@@ -170,11 +170,8 @@ def _current(into: Path, say: Say) -> None:
         shutil.copy2(here / one.file, target)
     absent = set(os.listdir(here)) - set(os.listdir(into)) - listing.CACHES
     if left := sorted({*absent, *refused}):
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        names = ", ".join(map(_files.shown, left[:_NAMED]))
-        say(
-            f"not in the copy that attempts run in: {names}{more}; what the command needs of it, name by its whole path"
-        )
+        names = some([_files.shown(name) for name in left], _NAMED)
+        say(f"not in the copy that attempts run in: {names}; what the command needs of it, name by its whole path")
 
 
 def _write_batch(incident: Incident, target: Path) -> None:

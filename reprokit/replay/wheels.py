@@ -23,6 +23,7 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from reprokit import _files
 from reprokit.errors import BadInput, Infrastructure, ReprokitError
 from reprokit.replay.requirements import Wanted, shown
 
@@ -87,9 +88,7 @@ class Collection:
                 kept.parent.mkdir(exist_ok=True)
                 wheel.replace(kept)
         note = self._note(wanted, wheelhouse)
-        part = note.with_suffix(".part")
-        part.write_text(json.dumps(hashes, indent=1))
-        part.replace(note)
+        _files.write_whole(note, json.dumps(hashes, indent=1).encode())
         return hashes
 
     def _note(self, wanted: Wanted, wheelhouse: Path | None) -> Path:

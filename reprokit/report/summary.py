@@ -5,7 +5,7 @@ Text of the incident is shown through `Text`, where rich reads no markup, after 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reprokit.capture import counts
+from reprokit.errors import some
 from reprokit.incident import Incident
 from reprokit.report import escape, reductions, texts
 from reprokit.works import works
@@ -58,7 +59,7 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
         yield "message", manifest.signature.message
     if asked := texts.log(incident, "reason.txt"):
         yield "asked for", asked
-    yield "symptoms", _some([f"{one.kind} at {one.where}" for one in manifest.symptoms]) or "none"
+    yield "symptoms", some([f"{one.kind} at {one.where}" for one in manifest.symptoms], ITEMS) or "none"
     yield "batch", texts.shape(lengths)
     if incident.rolls_forward:
         yield "state", f"made by running the {incident.rewindable()} steps before from one that was held"
@@ -88,7 +89,7 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
         yield "not here", "\n".join(not_working)
     if manifest.left_out:
         yield "left out", "\n".join(dict.fromkeys(manifest.left_out))  # all: who shares an incident must read this
-    yield "redacted", _some(manifest.redacted) or "nothing"
+    yield "redacted", some(manifest.redacted, ITEMS) or "nothing"
 
 
 def _fallback(told: Mapping[str, Any]) -> str:
@@ -97,11 +98,6 @@ def _fallback(told: Mapping[str, Any]) -> str:
     if told["helped"] is None:
         return f"at step {told['step']} nothing helped\n" + "\n".join(failed)
     return f"at step {told['step']} {told['helped']} helped\n" + "\n".join(failed[:-1])
-
-
-def _some(items: Sequence[str]) -> str:
-    more = f" and {len(items) - ITEMS} more" if len(items) > ITEMS else ""
-    return ", ".join(items[:ITEMS]) + more
 
 
 def _short(value: str) -> str:

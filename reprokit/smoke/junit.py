@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from reprokit import _files
 from reprokit.errors import BadInput
 from reprokit.smoke.gate import Finding, Verdict
 from reprokit.smoke.smoke import PROVES, Report
@@ -40,17 +39,10 @@ def xml(report: Report, entrypoint: str) -> bytes:
 
 def write(report: Report, entrypoint: str, path: Path) -> None:
     """Whole, or not there. Raises BadInput where it cannot be written."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(xml(report, entrypoint))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        _files.write_whole(path, xml(report, entrypoint))
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise BadInput(f"--junit {path}: cannot be written ({error.strerror}); choose another file") from error
 
 

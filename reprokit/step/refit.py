@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from reprokit.errors import some
 from reprokit.harness import State
 
 _MISSING = object()
@@ -54,8 +55,7 @@ def refit(built: State, captured: State, original: State) -> tuple[State, list[s
 
 def told(left: list[str]) -> str:
     """A line on what stays as built."""
-    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    return f"as built, for the captured state does not fit: {', '.join(left[:_NAMED])}{more}" if left else ""
+    return f"as built, for the captured state does not fit: {some(left, _NAMED)}" if left else ""
 
 
 def _merged(built: Any, captured: Any, original: Any, path: str, left: list[str]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from reprokit.errors import some
 from reprokit.harness import Harness, parameters
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
@@ -62,14 +63,14 @@ class Gradients(Gate):
         missed = [name for name, met in graphs.items() if not met]
         expected, observed = (
             "each that is called a loss",
-            _some([name for name, met in graphs.items() if met]) or "none",
+            some([name for name, met in graphs.items() if met]) or "none",
         )
         if lost := [name for name in missed if name.endswith("loss")]:
             advice = (
                 "find what detaches it on its way into the sum; detach it where it is returned if it is only watched"
             )
-            return self.failed(TERMS, expected, f"not through {_some(lost)}", advice, lost=len(lost))
-        return self.passed(TERMS, expected, f"{observed}; {_some(missed)} watched only" if missed else observed)
+            return self.failed(TERMS, expected, f"not through {some(lost)}", advice, lost=len(lost))
+        return self.passed(TERMS, expected, f"{observed}; {some(missed)} watched only" if missed else observed)
 
     def _frozen(self, harness: Harness) -> Finding:
         names = {id(p): name for name, p in parameters(harness).items()}
@@ -80,7 +81,7 @@ class Gradients(Gate):
             return self.failed(FROZEN, expected, "it holds nothing", "hand the modules' parameters to the optimizer")
         if frozen:
             advice = "unfreeze it, or leave it out of the optimizer if it is meant to stay"
-            return self.failed(FROZEN, expected, f"frozen: {_some(frozen)}", advice, frozen=len(frozen))
+            return self.failed(FROZEN, expected, f"frozen: {some(frozen)}", advice, frozen=len(frozen))
         return self.passed(FROZEN, expected, f"{len(held)} parameters", parameters=len(held))
 
     def _owned(self, harness: Harness) -> Finding:
@@ -92,7 +93,7 @@ class Gradients(Gate):
             return self.failed(OWNED, expected, "no parameter has requires_grad", "unfreeze what is to be trained")
         if lost:
             advice = "hand it to an optimizer, or freeze it (requires_grad_(False)) if it is meant to stay"
-            return self.failed(OWNED, expected, f"not held: {_some(lost)}", advice, lost=len(lost))
+            return self.failed(OWNED, expected, f"not held: {some(lost)}", advice, lost=len(lost))
         return self.passed(OWNED, expected, f"{len(trained)} parameters", parameters=len(trained))
 
     def _reached(self, harness: Harness, name: str, done: list[Lap]) -> Finding:
@@ -110,13 +111,13 @@ class Gradients(Gate):
         if skips and not trained & live and trained & bad.keys():
             return self.not_applicable(_check(name), "GradScaler skips each step: its first scale is high")
         if broken := [key for key in trained if key in bad and key not in live]:
-            observed = f"not finite in {_some(sorted(broken))}"
+            observed = f"not finite in {some(sorted(broken))}"
             advice = "reprokit locate on its incident names the operation"
             return self.failed(_check(name), _EXPECTED, observed, advice).on(bad[broken[0]].number)
         parts = _parts(trained)
         if dry := [part for part, inside in parts.items() if not inside & live]:
             advice = "find what cuts it off: a detach or no_grad, a zero weight, an output that nobody uses"
-            return self.failed(_check(name), _EXPECTED, f"none in {_some(dry)}", advice, live=len(trained & live))
+            return self.failed(_check(name), _EXPECTED, f"none in {some(dry)}", advice, live=len(trained & live))
         observed = f"{len(trained & live)} of {len(trained)} parameters, {len(parts)} parts"
         return self.passed(_check(name), _EXPECTED, observed, live=len(trained & live), trained=len(trained))
 
@@ -139,7 +140,3 @@ def _parts(names: set[str]) -> Mapping[str, set[str]]:
     for name in sorted(names):
         parts.setdefault(".".join(name.split(".")[:-1][:DEPTH]), set()).add(name)
     return parts
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
