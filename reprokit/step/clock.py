@@ -3,7 +3,8 @@
 A step that reads the time has an input that no seed controls. Here every look at one of Python's clocks moves a time
 of our own by the same tick, and a sleep moves it by what it sleeps: what the step reads then depends on how often it
 looks, and on nothing else. Whether a failure comes with one tick and stays away with another says that the clock
-decides about it.
+decides about it. Each thread has a time of its own, from the same start: what other threads look at, how often and
+when, moves nothing here.
 
 It holds for the functions of the module `time`, also where the user's modules imported them by name. What asks the
 operating system in another way (`datetime.now`, a library in C) reads the real time, and so does reprokit itself.
@@ -12,6 +13,7 @@ operating system in another way (`datetime.now`, a library in C) reads the real 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,19 +25,21 @@ _START = 1_700_000_000 * 10**9  # nanoseconds at the first look: a time that a c
 _OURS = ("reprokit", "torch", "numpy")  # who waits for each other by real time
 
 
+class _Clock(threading.local):
+    now = _START
+
+
 @contextmanager
 def ticking(tick: float) -> Iterator[None]:
     """Within it each look takes `tick` seconds."""
-    now, step = _START, round(tick * 1e9)
+    clock, step = _Clock(), round(tick * 1e9)
 
     def nanoseconds() -> int:
-        nonlocal now
-        now += step
-        return now
+        clock.now += step
+        return clock.now
 
     def sleep(seconds: float) -> None:
-        nonlocal now
-        now += round(seconds * 1e9)
+        clock.now += round(seconds * 1e9)
         really(seconds)  # others may need that time
 
     really = time.sleep

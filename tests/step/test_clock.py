@@ -1,6 +1,7 @@
 """A clock that moves by what was said, for who looks at it, and goes back to the real one."""
 
 import sys
+import threading
 import time
 from itertools import pairwise
 from types import ModuleType
@@ -43,6 +44,20 @@ def test_names_that_a_module_imported_are_replaced_and_put_back(monkeypatch):
         assert module.now() - after == pytest.approx(5.01, abs=1e-3)
     assert module.wait is time.sleep
     assert module.now is time.perf_counter
+
+
+def test_what_other_threads_look_at_moves_nothing_here():
+    def look():
+        while not ended.is_set():
+            time.monotonic()
+
+    ended, looking = threading.Event(), threading.Thread(target=look)
+    with ticking(5.0):
+        looking.start()
+        seen = [time.perf_counter() for _ in range(100) if not time.sleep(1e-4)]
+        ended.set()
+        looking.join()
+    assert {round(after - before, 3) for before, after in pairwise(seen)} == {5.0}
 
 
 def test_a_step_that_reads_the_clock_is_decided_by_it(make_incident):
