@@ -25,6 +25,7 @@ from tables import rows_table
 
 import reprokit
 from reprokit.incident import Incident
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.ray import Ray
 from reprokit.step.case import Case
 
@@ -53,11 +54,12 @@ def rows(pairs: int, attempts: int = 6) -> Iterator[dict[str, Any]]:
         folder = Path(scratch)
         os.environ.setdefault("XDG_CACHE_HOME", str(folder / "cache"))
         incident = captured(folder)
-        open_ = lambda jobs: Ray(incident, address=address, store=str(folder / "store"), inner="process", jobs=jobs)
+        open_ = lambda jobs: Ray(incident, address=address, store=str(folder / "store"), jobs=jobs)
         with open_(1) as one, open_(2) as two:
             run = lambda engine: lambda: _run(engine, incident, attempts)
             took = in_turn(pairs, {"one": run(one), "two": run(two)})
-        with Ray(incident, address=address, store=str(folder / "store"), inner="inline", jobs=2) as quick:
+        bare = EngineOptions(engine="inline")
+        with Ray(incident, address=address, store=str(folder / "store"), there=bare, jobs=2) as quick:
             _run(quick, incident, 2)  # nodes import and build
             before = _cpu()
             _run(quick, incident, QUICK)

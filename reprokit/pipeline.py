@@ -17,8 +17,10 @@ from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import matching
 from reprokit.incident import Incident, Manifest
 from reprokit.replay import draws
+from reprokit.replay.choose import image_of as image_for
 from reprokit.replay.choose import open_engine
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.fetch import fetched, is_id
 from reprokit.replay.predicate import load as load_predicate
 from reprokit.replay.replay import Asking
@@ -58,8 +60,8 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """Of everything that evaluates; see `open_engine` for those of the engine."""
+class Options(EngineOptions):
+    """Of everything that evaluates: where attempts run, and how many of what kind."""
 
     n: int = PRESETS["default"]  # attempts, at most
     min_rate: float = 0.0  # rate of failure that must be supported
@@ -71,20 +73,6 @@ class Options:
     predicate: str | None = None  # module:function or file.py:function: whether an outcome is the failure
     out: Path | None = None  # folder for the journal and the logs of attempts
     resume: Path | None = None  # such a folder of a run that was interrupted
-    engine: str | None = None
-    jobs: int | None = None
-    timeout: float = 900.0  # seconds for one evaluation
-    match: str | None = None
-    image: str | None = None
-    base: str | None = None
-    wheelhouse: Path | None = None
-    compiler: bool = False  # the image has one, for torch.compile
-    network: str = "none"
-    trust: bool = False
-    inner: str | None = None  # engine inside fork, ray and slurm
-    ray_address: str | None = None
-    store: str | None = None  # where nodes of a cluster fetch incidents
-    partition: str | None = None  # of Slurm
     rewind: int = 0  # history steps that run before the failing one
 
     def __post_init__(self) -> None:
@@ -246,17 +234,7 @@ def write_script(found: Located, folder: Path) -> Path:
 
 def image_of(subject: Subject, options: Options, progress: Progress) -> str:
     """The tag of the image in which the incident runs; built where it is missing."""
-    from reprokit.replay import image  # talks to Docker: not for those who never do
-
-    return image.of(
-        subject.incident,
-        given=options.image,
-        base=options.base,
-        wheelhouse=options.wheelhouse,
-        compiler=options.compiler,
-        trust=options.trust or not subject.foreign,
-        progress=progress.say,
-    )
+    return image_for(subject.incident, options, foreign=subject.foreign, say=progress.say)
 
 
 def verify(where: str | Path) -> Manifest:
@@ -275,22 +253,4 @@ def _trusted(subject: Subject, options: Options, what: str) -> None:
 
 def engine_of(subject: Subject, options: Options, progress: Progress) -> Engine:
     """Where its cases run; a context manager."""
-    return open_engine(
-        subject.incident,
-        options.engine,
-        inner=options.inner,
-        ray_address=options.ray_address,
-        store=options.store,
-        partition=options.partition,
-        foreign=subject.foreign,
-        trust=options.trust,
-        jobs=options.jobs,
-        timeout=options.timeout,
-        match=options.match,
-        image=options.image,
-        base=options.base,
-        wheelhouse=options.wheelhouse,
-        compiler=options.compiler,
-        network=options.network,
-        say=progress.say,
-    )
+    return open_engine(subject.incident, options, foreign=subject.foreign, say=progress.say)

@@ -71,22 +71,8 @@ def replay(
         asking = asking_of(options, keep, more)
         script = Script(command=asked.command, fails_on=asked.fails_on, stage=stage, seed=_seed(incident))
         case = Case(incident=incident.path if incident else Path.cwd())
-        engine = open_script(
-            script,
-            incident,
-            options.engine,
-            inner=options.inner,
-            foreign=subject is not None and subject.foreign,
-            trust=options.trust,
-            jobs=options.jobs,
-            timeout=options.timeout,
-            image=options.image,
-            base=options.base,
-            wheelhouse=options.wheelhouse,
-            compiler=options.compiler,
-            network=options.network,
-            say=progress.say,
-        )
+        foreign = subject is not None and subject.foreign
+        engine = open_script(script, incident, options, foreign=foreign, say=progress.say)
         with engine:
             return run_again(origin, case, engine, asking, say=progress.say, show=progress.show)
 

@@ -25,7 +25,13 @@ CACHES = frozenset((  # never code, and large; not named among what is left out
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".ipynb_checkpoints", ".idea", ".vscode",
     "site-packages", "dist-packages", ".DS_Store",
 ))  # fmt: skip
-MARKS = {"pyvenv.cfg": "an environment", "conda-meta": "an environment", "incident.json": "an incident"}
+MARKS = {  # what a folder has -> what it is
+    "pyvenv.cfg": "an environment",
+    "conda-meta": "an environment",
+    "incident.json": "an incident",
+    "attempts.jsonl": "attempts of a replay",
+}
+MADE = {".tar.zst": "a bundle", ".journal.jsonl": "the journal of a reduction"}  # by verbs; no code unless tracked
 CODE = frozenset((
     ".py", ".pyi", ".pyx", ".ipynb", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".txt", ".md", ".jinja",
     ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp",
@@ -112,7 +118,10 @@ class Listing:
         room = caps.total
         order = lambda found: (splitext(found.path)[1] not in CODE, not found.tracked, found.size, found.path)
         for found in sorted(self.files, key=order):
-            if redact.is_secret_file(found.path) or redact.is_secret_file(found.file):
+            made = next((what for suffix, what in MADE.items() if found.path.endswith(suffix)), None)
+            if made and not found.tracked:
+                reason = made
+            elif redact.is_secret_file(found.path) or redact.is_secret_file(found.file):
                 reason = "a file of credentials"
             elif found.size > caps.file:
                 reason = f"{found.size:,} bytes, over {caps.file:,} a file"

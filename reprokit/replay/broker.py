@@ -100,8 +100,7 @@ class Crew:
         host = remote.options(
             num_cpus=seat.cpus, num_gpus=seat.gpus, max_concurrency=seat.jobs + 2, scheduling_strategy=pinned
         )
-        made = self._asked["host"]
-        actor = self._actors[place] = host.remote(self._asked["store"], seat.jobs, made["inner"], made["there"])
+        actor = self._actors[place] = host.remote(self._asked["host"], seat.jobs)
         try:
             await actor.open.remote(self._asked["id"])
             self._open.add(place)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import DEADLY
 from reprokit.incident import Incident
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.engines.options import EngineOptions
 
 if TYPE_CHECKING:
     from reprokit.replay.engines.script import Script
@@ -24,116 +24,95 @@ INNERS = ("docker", "process", "fork")
 
 def open_engine(
     incident: Incident,
-    name: str | None = None,
+    options: EngineOptions | None = None,
     *,
-    inner: str | None = None,
-    ray_address: str | None = None,
-    store: str | None = None,
-    partition: str | None = None,
     foreign: bool = False,
-    trust: bool = False,
-    jobs: int | None = None,
-    timeout: float | None = None,
-    match: str | None = None,
-    image: str | None = None,
-    base: str | None = None,
-    wheelhouse: Path | None = None,
-    compiler: bool = False,
-    network: str = "none",
     say: Callable[[str], None] = lambda line: None,
 ) -> Engine:
     """An engine for this incident's cases, to be used as a context manager.
 
-    name: None takes docker where it answers, else process, and says so. inner: where an engine around others (fork,
-    ray, slurm) runs its attempts; None: docker where it answers, else process. ray_address, store, partition: the
-    cluster's, for ray and slurm. foreign: the incident came in a bundle, so its code runs only in a container unless
-    `trust`. timeout: seconds for one attempt. image: use it as it is; otherwise one is built from the captured
-    requirements on `base`, from `wheelhouse` if given, with a `compiler` if asked. say: gets lines of news. Raises
-    BadInput for an unknown name or untrusted code, Infrastructure where the engine does not answer.
+    foreign: the incident came in a bundle, so its code runs only in a container unless `options.trust`. say: gets lines
+    of news. Raises BadInput for an unknown name or untrusted code, Infrastructure where the engine does not answer.
     """
-    chosen, within = _chosen(name, inner, say)
+    options = options or EngineOptions()
+    chosen, within = _chosen(options.engine, options.inner, say)
     if chosen == "fork" and (why := _unforkable(incident)):
         chosen, within = within or "process", None
         say(f"fork: {why}; each attempt is a fresh one in engine {chosen} instead")
-    _check(incident, chosen, within or chosen, confined=trust or not foreign)
-
-    def built() -> str:
-        from reprokit.replay import image as images
-
-        return images.of(
-            incident,
-            given=image,
-            base=base,
-            wheelhouse=wheelhouse,
-            compiler=compiler,
-            trust=trust or not foreign,
-            progress=say,
-        )
-
+    _check(incident, chosen, within or chosen, confined=options.trust or not foreign)
+    if chosen in ("ray", "slurm"):
+        return _on_a_cluster(chosen, within or "process", incident, options, foreign, say)
+    jobs, timeout, match, network = options.jobs, options.timeout, options.match, options.network
+    tag = image_of(incident, options, foreign=foreign, say=say) if "docker" in (chosen, within) else None
     if chosen == "docker":
         from reprokit.replay.engines.docker import Docker
         from reprokit.replay.share import need_of
 
-        return Docker(built(), jobs=jobs, need=need_of(incident), deadline=timeout, match=match, network=network)
+        return Docker(str(tag), jobs=jobs, need=need_of(incident), deadline=timeout, match=match, network=network)
     if chosen == "process":
         from reprokit.replay.engines.process import Process
 
         return Process(incident, jobs=jobs, timeout=timeout, match=match)
-    if chosen == "inline":
-        from reprokit.replay.engines.inline import Inline
-
-        return Inline(incident, match=match)
     if chosen == "fork":
         from reprokit.replay.engines.fork import Fork
 
-        tag = built() if within == "docker" else None
         return Fork(incident, image=tag, jobs=jobs, timeout=timeout, match=match, network=network)
-    # What a node needs to open the inner engine of one attempt, with `open_engine` again.
-    there = {
-        "foreign": foreign,
-        "trust": trust,
-        "timeout": timeout,
-        "match": match,
-        "image": image,
-        "base": base,
-        "wheelhouse": wheelhouse,
-        "compiler": compiler,
-        "network": network,
-    }
+    from reprokit.replay.engines.inline import Inline
+
+    return Inline(incident, match=match)
+
+
+def _on_a_cluster(
+    chosen: str,
+    within: str,
+    incident: Incident,
+    options: EngineOptions,
+    foreign: bool,
+    say: Callable[[str], None],
+) -> Engine:
     module = import_module(f"reprokit.replay.engines.{chosen}")
-    around = {"inner": within, "store": store, "jobs": jobs, "there": there}
+    around = {"there": options.there(within), "foreign": foreign, "store": options.store, "jobs": options.jobs}
     if chosen == "ray":
-        return cast(Engine, module.Ray(incident, address=ray_address, say=say, **around))
-    return cast(Engine, module.Slurm(incident, partition=partition, **around))
+        return cast(Engine, module.Ray(incident, address=options.ray_address, say=say, **around))
+    return cast(Engine, module.Slurm(incident, partition=options.partition, **around))
+
+
+def image_of(
+    incident: Incident, options: EngineOptions, *, foreign: bool = False, say: Callable[[str], None] = lambda line: None
+) -> str:
+    """The tag of the image in which the incident runs; built where it is missing."""
+    from reprokit.replay import image  # talks to Docker: not for those who never do
+
+    return image.of(
+        incident,
+        given=options.image,
+        base=options.base,
+        wheelhouse=options.wheelhouse,
+        compiler=options.compiler,
+        trust=options.trust or not foreign,
+        progress=say,
+    )
 
 
 def open_script(
     script: Script,
     incident: Incident | None,
-    name: str | None = None,
+    options: EngineOptions,
     *,
-    inner: str | None = None,
     foreign: bool = False,
-    trust: bool = False,
-    jobs: int | None = None,
-    timeout: float | None = None,
-    image: str | None = None,
-    base: str | None = None,
-    wheelhouse: Path | None = None,
-    compiler: bool = False,
-    network: str = "none",
     say: Callable[[str], None] = lambda line: None,
 ) -> Engine:
     """An engine for attempts at a command; see `open_engine`. incident: None runs in the current folder, whose code is
     the user's own, so a process will do where no image is given."""
+    name, jobs, timeout = options.engine, options.jobs, options.timeout
     if name is not None and name not in ENGINES:
         raise BadInput(f"--engine {name}: unknown; one of {', '.join(SCRIPTS)}")
-    if inner or name not in (None, *SCRIPTS):
+    if options.inner or name not in (None, *SCRIPTS):
         raise BadInput(f"--engine {name}: runs steps of a harness, not a command; use {' or '.join(SCRIPTS)}")
-    own = incident is None and image is None
+    own = incident is None and options.image is None
     chosen = name or ("process" if own else _default(say))
     if chosen == "process":
-        if incident and foreign and not trust:
+        if incident and foreign and not options.trust:
             raise _unconfined(incident, chosen)
         if why := _no_gpu(incident):
             raise Infrastructure(why)
@@ -144,9 +123,8 @@ def open_script(
         raise BadInput("--engine docker: without an INCIDENT nothing says which image; add --image NAME")
     from reprokit.replay.engines.contained_script import ContainedScript
 
-    build: dict[str, Any] = {"base": base, "wheelhouse": wheelhouse, "compiler": compiler}
-    tag = _script_image(incident, image, trust=trust or not foreign, say=say, **build)
-    return ContainedScript(script, incident, tag, jobs=jobs, timeout=timeout, network=network)
+    tag = _script_image(incident, options, foreign=foreign, say=say)
+    return ContainedScript(script, incident, tag, jobs=jobs, timeout=timeout, network=options.network)
 
 
 def _no_gpu(incident: Incident | None) -> str:
@@ -159,16 +137,17 @@ def _no_gpu(incident: Incident | None) -> str:
     return "" if torch.cuda.is_available() else f"captured on {device}, and this machine has no CUDA device"
 
 
-def _script_image(incident: Incident | None, given: str | None, *, say: Callable[[str], None], **build: Any) -> str:
+def _script_image(
+    incident: Incident | None, options: EngineOptions, *, foreign: bool, say: Callable[[str], None]
+) -> str:
     """A given one need not have what a step needs."""
     from reprokit.replay import bases, daemon
-    from reprokit.replay import image as images
 
-    if incident is None or given not in (None, bases.CAPTURED):
+    if incident is None or options.image not in (None, bases.CAPTURED):
         with daemon.in_one_line("image"), closing(daemon.connect(timeout=600)) as client:
-            bases.fetched(client, str(given), say, "check the name")
-        return str(given)
-    return images.of(incident, given=given, progress=say, **build)
+            bases.fetched(client, str(options.image), say, "check the name")
+        return str(options.image)
+    return image_of(incident, options, foreign=foreign, say=say)
 
 
 def _chosen(name: str | None, inner: str | None, say: Callable[[str], None]) -> tuple[str, str | None]:

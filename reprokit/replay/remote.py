@@ -17,15 +17,16 @@ from reprokit import _files
 from reprokit.errors import BadInput
 from reprokit.replay.choose import open_engine
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.step.case import Case
 from reprokit.store.objects import Store
 
 INCIDENTS = "incidents"  # below the cache of the user there
 
 
-def request(inner: str, there: Mapping[str, Any]) -> dict[str, Any]:
-    """What a host is made of, as plain data. there: options of `open_engine`."""
-    return {"inner": inner, "there": {name: str(v) if isinstance(v, Path) else v for name, v in there.items()}}
+def request(store: str, there: EngineOptions, foreign: bool) -> dict[str, Any]:
+    """What a host is made of, as plain data. there: of the engine on the node."""
+    return {"store": store, "there": there.to_json(), "foreign": foreign}
 
 
 def shared(store: str | None) -> str | None:
@@ -42,8 +43,10 @@ def own_store() -> str:
 class Host:
     """One engine, for the cases of one replay. Errors are reprokit's own."""
 
-    def __init__(self, store: str, jobs: int | None, inner: str, there: Mapping[str, Any]) -> None:
-        self._url, self._jobs, self._inner, self._there = store, jobs, inner, dict(there)
+    def __init__(self, made: Mapping[str, Any], jobs: int | None) -> None:
+        """made: see `request`. jobs: attempts at once here."""
+        self._url, self._foreign = made["store"], made["foreign"]
+        self._options = replace(EngineOptions.from_json(made["there"]), jobs=jobs)
         self._paths: dict[str, Path] = {}
         self._engine: Engine | None = None
 
@@ -51,9 +54,7 @@ class Host:
         """Fetch the incident, and open the engine for it; what fails here fails for every attempt."""
         incident = self._store().get(id, self._folder())
         self._paths[id] = incident.path
-        wheelhouse = self._there.pop("wheelhouse", None)
-        options = self._there | {"wheelhouse": Path(wheelhouse) if wheelhouse else None}
-        self._engine = open_engine(incident, self._inner, jobs=self._jobs, **options)
+        self._engine = open_engine(incident, self._options, foreign=self._foreign)
         self._engine.__enter__()
 
     def evaluate(self, id: str, case: str) -> str:
@@ -81,7 +82,7 @@ class Host:
 def evaluate(asked: Mapping[str, Any], out: Path) -> None:
     """One case with a host of its own, in a job of a batch system. The outcome is written whole or not at all; what the
     user can mend is a line beside it, with the suffix `.bad`."""
-    host = Host(asked["store"], 1, asked["inner"], asked["there"])
+    host = Host(asked["host"], 1)
     try:
         host.open(asked["id"])
         _files.write_whole(out, host.evaluate(asked["id"], json.dumps(asked["case"])).encode())

@@ -390,6 +390,19 @@ def test_the_recorders_own_output_is_not_archived(repo, tmp_path):
     assert "elsewhere/old: an incident" in result.record.left_out
 
 
+def test_what_the_verbs_made_is_not_archived_unless_it_is_tracked(repo, out):
+    put(repo, "replayed/attempts.jsonl", "{}")
+    put(repo, "replayed/logs/1.txt", "printed")
+    for name in ("nan.tar.zst", "small/nan.journal.jsonl", "kept.tar.zst"):
+        put(repo, name, "x")
+    git(repo, "add", "kept.tar.zst")
+    result = archived(repo, out)
+    assert "kept.tar.zst" in result.files and not {"nan.tar.zst", "small/nan.journal.jsonl"} & set(result.files)
+    assert not [name for name in result.files if name.startswith("replayed/")]
+    told = {"replayed: attempts of a replay", "nan.tar.zst: a bundle"}
+    assert told < set(result.record.left_out)
+
+
 def test_an_excluded_folder_around_the_root_excludes_nothing(repo, out):
     assert archived(repo, out, exclude=[repo, repo.parent]).files == working(repo)
 

@@ -15,6 +15,7 @@ from reprokit.errors import BadInput
 from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident, Manifest
 from reprokit.replay.choose import open_engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.step.case import Case
 from reprokit.step.deadline import patience
 from reprokit.step.outcome import Status
@@ -193,4 +194,4 @@ def test_what_takes_its_process_with_it_is_not_run_in_this_one(tmp_path):
     signature = Signature(kind=Kind.HANG, where="forward")
     manifest = Manifest(signature=signature, step=1, entrypoint="a:b", layout={}, files={})
     with pytest.raises(BadInput, match="a hang would take this process with it; choose engine process or docker"):
-        open_engine(Incident(tmp_path, manifest), "inline")
+        open_engine(Incident(tmp_path, manifest), EngineOptions(engine="inline"))

@@ -7,6 +7,7 @@ import pytest
 from reprokit.errors import BadInput
 from reprokit.replay import choose
 from reprokit.replay.choose import ENGINES, open_engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.process import Process
 
 
@@ -27,7 +28,7 @@ def incident(make_incident):
 )  # fmt: skip
 def test_what_does_not_go_together_is_one_line(incident, name, inner, says):
     with pytest.raises(BadInput, match=says) as refusal:
-        open_engine(incident, name, inner=inner)
+        open_engine(incident, EngineOptions(engine=name, inner=inner))
     assert "\n" not in str(refusal.value)
 
 
@@ -35,7 +36,7 @@ def test_what_does_not_go_together_is_one_line(incident, name, inner, says):
 def test_somebodys_code_is_confined_in_whatever_is_around_it(incident, name):
     inner = None if name == "process" else "process"
     with pytest.raises(BadInput, match="engine process runs it unconfined"):
-        open_engine(incident, name, inner=inner, foreign=True)
+        open_engine(incident, EngineOptions(engine=name, inner=inner), foreign=True)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,8 @@ def test_what_cannot_be_forked_takes_fresh_ones_and_says_so(incident, monkeypatc
     monkeypatch.setattr(type(incident), "flags", lambda self: flags)
     incident = replace(incident, manifest=replace(incident.manifest, world_size=ranks))
     said = []
-    with open_engine(incident, "fork", inner="process", jobs=1, say=said.append) as engine:
+    options = EngineOptions(engine="fork", inner="process", jobs=1)
+    with open_engine(incident, options, say=said.append) as engine:
         assert isinstance(engine, Process)
     assert len(said) == 1 and why in said[0] and "engine process instead" in said[0]
 

@@ -10,6 +10,7 @@ import pytest
 
 from reprokit.failure import Kind, Signature, Symptom
 from reprokit.replay.choose import open_engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.slurm import Slurm
 from reprokit.step.case import Case, Variant
 from reprokit.step.outcome import Status
@@ -38,8 +39,10 @@ class Place:
             options = {"jobs": JOBS, "timeout": 300.0} | options
         image = image() if self.contained else None
         if self.name == "slurm":  # which has no machine of its own to run on here
-            return Slurm(incident, inner=self.inner, cluster="local", jobs=JOBS, there={"timeout": options["timeout"]})
-        return open_engine(incident, self.name, inner=self.inner, image=image, **dict(self.options), **options)
+            there = EngineOptions(engine=self.inner, timeout=options["timeout"])
+            return Slurm(incident, cluster="local", jobs=JOBS, there=there)
+        more = dict(self.options) | options
+        return open_engine(incident, EngineOptions(engine=self.name, inner=self.inner, image=image, **more))
 
 
 PLACES = [
@@ -206,7 +209,7 @@ def test_the_captured_failure_fails_and_the_donor_passes(seen):
 
 
 def test_all_engines_make_the_same_bits(seen, small):
-    with open_engine(small, "inline") as engine:
+    with open_engine(small, EngineOptions(engine="inline")) as engine:
         here = {what: engine.submit(doing(small, "nothing", content=what)).result() for what in ("batch", "donor")}
     assert seen.outcomes["fail"].fingerprint == here["batch"].fingerprint
     assert seen.outcomes["donor"].fingerprint == here["donor"].fingerprint
@@ -298,7 +301,8 @@ def test_threads_of_a_fork_are_its_own(incidents_in, tmp_path):
     """In a parent that had run a matrix product with threads, this one would wait for them for ever."""
     large = "torch.set_num_threads(4); (torch.rand(600, 600) @ torch.rand(600, 600)).sum()"
     incident = incidents_in(tmp_path)(body=large)
-    with open_engine(incident, "fork", inner="process", jobs=2, timeout=100.0) as engine:
+    options = EngineOptions(engine="fork", inner="process", jobs=2, timeout=100.0)
+    with open_engine(incident, options) as engine:
         outcomes = [engine.submit(Case(incident=incident.path)) for _ in range(3)]
         found = [future.result(timeout=250) for future in outcomes]
     assert [one.status for one in found] == [Status.FAIL] * 3, found[0].detail

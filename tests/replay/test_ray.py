@@ -8,6 +8,7 @@ import pytest
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.replay import attempts
 from reprokit.replay.choose import open_engine
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.ray import Ray
 from reprokit.replay.remote import shared
 from reprokit.step.case import Case, Variant
@@ -34,9 +35,8 @@ def opened(ray_cluster, incident, tmp_path):
 
     def make(**options):
         store = str(tmp_path / "store")
-        return open_engine(
-            incident, "ray", ray_address=ray_cluster.address, store=store, **{"inner": "process"} | options
-        )
+        where = {"engine": "ray", "ray_address": ray_cluster.address, "store": store, "inner": "process"}
+        return open_engine(incident, EngineOptions(**where | options))
 
     return make
 
@@ -86,8 +86,8 @@ def test_a_gpu_is_not_made_up_for(ray_cluster, incident, monkeypatch):
 
 
 def test_what_all_nodes_refuse_is_said_and_nothing_hangs(ray_cluster, incident, tmp_path):
-    options = {"address": ray_cluster.address, "store": str(tmp_path / "store"), "inner": "process"}
-    with Ray(incident, **options, there={"foreign": True}) as engine:  # code from elsewhere, and no container for it
+    options = {"address": ray_cluster.address, "store": str(tmp_path / "store")}
+    with Ray(incident, **options, foreign=True) as engine:  # code from elsewhere, and no container for it
         with pytest.raises(BadInput, match="add --trust"):
             engine.submit(Case(incident=incident.path)).result(timeout=200)
         with pytest.raises(BadInput, match="add --trust"):

@@ -9,6 +9,7 @@ import pytest
 
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.replay.engines import slurm
+from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.slurm import Slurm
 from reprokit.step.case import Case, Variant
 from reprokit.step.outcome import Status
@@ -80,7 +81,7 @@ class _Broken:
 
 
 def test_what_the_user_can_mend_is_one_line(opened, incident):
-    with opened(there={"foreign": True}) as engine, pytest.raises(BadInput, match="add --trust"):
+    with opened(foreign=True) as engine, pytest.raises(BadInput, match="add --trust"):
         engine.submit(Case(incident=incident.path)).result(timeout=200)
 
 
@@ -94,13 +95,13 @@ def test_what_a_job_asks_of_slurm(incident, tmp_path, monkeypatch, until):
     """With an sbatch that only says what it was given."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    script = f"#!/bin/sh\ncp \"$1\" {tmp_path}/asked\necho Submitted batch job 7\n"
+    script = f'#!/bin/sh\ncp "$1" {tmp_path}/asked\necho Submitted batch job 7\n'
     for name in ("sbatch", "srun", "sacct", "scancel"):
         (tools / name).write_text(script if name == "sbatch" else "#!/bin/sh\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "_PARTING", 0.0)
-    with Slurm(incident, partition="debug", there={"timeout": 60.0}) as engine:
+    with Slurm(incident, partition="debug", there=EngineOptions(engine="process", timeout=60.0)) as engine:
         engine.submit(Case(incident=incident.path))
         until((tmp_path / "asked").exists)
         time.sleep(0.2)

@@ -23,6 +23,7 @@ from reprokit.errors import BadInput, Infrastructure, ReprokitError
 from reprokit.incident import Incident
 from reprokit.replay import share
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.engines.options import PROCESS, EngineOptions
 from reprokit.replay.remote import own_store, request, shared
 from reprokit.step.case import Case
 from reprokit.step.outcome import Outcome, Status
@@ -41,7 +42,7 @@ class Ray(Engine):
 
     address: of the cluster, as Ray has it; None: RAY_ADDRESS, one that runs on this machine, or a new one of this
     machine alone. store: a URL that all nodes reach; None: REPROKIT_STORE, or a folder where all nodes are this
-    machine. jobs: attempts at once, over all nodes. there: what nodes need for `open_engine`.
+    machine. jobs: attempts at once, over all nodes. there: what nodes open their engine with.
     """
 
     name = "ray"
@@ -51,10 +52,10 @@ class Ray(Engine):
         incident: Incident,
         *,
         address: str | None = None,
-        inner: str = "process",
         store: str | None = None,
         jobs: int | None = None,
-        there: Mapping[str, Any] | None = None,
+        there: EngineOptions = PROCESS,
+        foreign: bool = False,
         patience: float = _PATIENCE,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -77,8 +78,8 @@ class Ray(Engine):
             self.capacity, url = self._greeted(gpu, shared(store))
             self._store = Store(url)
             self._ids = {incident.path.resolve(): self._store.put(incident)}
-            host = request(inner, there or {})
-            settings = {"store": url, "id": self._ids[incident.path.resolve()], "host": host, "patience": patience}
+            host = request(url, there, foreign)
+            settings = {"id": self._ids[incident.path.resolve()], "host": host, "patience": patience}
             self._write(wanted | settings)
         except BaseException:
             self._end()

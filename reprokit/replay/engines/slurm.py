@@ -21,6 +21,7 @@ from reprokit.errors import BadInput, Infrastructure
 from reprokit.incident import Incident
 from reprokit.replay import share
 from reprokit.replay.engines.base import Engine
+from reprokit.replay.engines.options import PROCESS, EngineOptions
 from reprokit.replay.handover import read_outcome
 from reprokit.replay.remote import evaluate, own_store, request, shared
 from reprokit.step.case import Case
@@ -30,7 +31,6 @@ from reprokit.store.objects import Store
 LOSSES = 3  # jobs of an attempt that may end without an outcome before that is its outcome
 _JOBS = 16  # jobs at once where nobody says: few enough for any queue, and --jobs says more
 _CORES = 2  # of a job: most of an attempt is one thread that imports
-_DEADLINE = 900.0  # seconds for one attempt where nobody says
 _AROUND = 900.0  # seconds of a job besides: fetching the incident, imports from a shared disk, an image
 _LOOK = 0.5  # seconds between looks at the outcomes; Slurm itself is asked once a minute, by submitit
 _VISIBLE = 60.0  # seconds in which what a job wrote is seen here: a shared disk remembers what is not there
@@ -64,11 +64,11 @@ class Slurm(Engine):
         self,
         incident: Incident,
         *,
-        inner: str = "process",
         store: str | None = None,
         jobs: int | None = None,
         partition: str | None = None,
-        there: Mapping[str, Any] | None = None,
+        there: EngineOptions = PROCESS,
+        foreign: bool = False,
         cluster: str = "slurm",
         visible: float = _VISIBLE,
     ) -> None:
@@ -81,9 +81,9 @@ class Slurm(Engine):
         url = shared(store) or own_store()
         self._store = Store(url)
         self._ids = {incident.path.resolve(): self._store.put(incident)}
-        self._request = {"store": url, **request(inner, there or {})}
+        self._host = request(url, there, foreign)
         self._folder = self._made()
-        self._executor = _executor(self._folder, cluster, incident, partition, there or {})
+        self._executor = _executor(self._folder, cluster, incident, partition, there.timeout)
         self._lock = threading.Lock()
         self._attempts: list[_Attempt] = []
         self._closing = threading.Event()
@@ -92,7 +92,7 @@ class Slurm(Engine):
 
     def submit(self, case: Case) -> Future[Outcome]:
         """Becomes a job as soon as there are fewer than `capacity`."""
-        asked = {**self._request, "id": self._id(case.incident), "case": case.to_json()}
+        asked = {"host": self._host, "id": self._id(case.incident), "case": case.to_json()}
         attempt = _Attempt(request=asked, out=self._folder / f"{uuid4().hex}.json")
         with self._lock:
             if self._closing.is_set():
@@ -172,17 +172,14 @@ class Slurm(Engine):
         attempt.job, attempt.ended = None, None
 
 
-def _executor(
-    folder: Path, cluster: str, incident: Incident, partition: str | None, there: Mapping[str, Any]
-) -> Any:
+def _executor(folder: Path, cluster: str, incident: Incident, partition: str | None, timeout: float) -> Any:
     import submitit  # only where it is asked for
 
     executor = submitit.AutoExecutor(folder, cluster=cluster)
-    seconds = float(there.get("timeout") or _DEADLINE) + _AROUND
     gpu = str(incident.flags().get("device", "")).startswith("cuda")
     executor.update_parameters(
         name="reprokit",
-        timeout_min=ceil(seconds / 60),
+        timeout_min=ceil((timeout + _AROUND) / 60),
         cpus_per_task=_CORES,
         mem_gb=ceil(share.need_of(incident) / 2**30),
         gpus_per_node=int(gpu),
