@@ -53,7 +53,8 @@ class Flight:
 
 
 class Flights:
-    """Of one run. metrics: of the steps judged so far. finding: told what will not replay, a line each."""
+    """Of one run. metrics: of the steps judged so far. finding: told what will not replay, a line each. before: the
+    number of the step before the first."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Flights:
         *,
         metrics: Sequence[Mapping[str, Any]],
         finding: Callable[[str], object],
+        before: int = 0,
     ) -> None:
         self.harness, self.detectors, self.history, self.latch = harness, detectors, history, latch
         self.donor: Held | None = None  # the last healthy batch
@@ -72,7 +74,7 @@ class Flights:
         self.runs_again = False  # steps may be run again after a failure: what that takes is kept
         self.in_time: str | None = None  # why steps that ran after a failing one could not be run again
         self._box, self._metrics, self._finding = box, metrics, finding
-        self._steady = Steady()
+        self._steady, self._warm = Steady(), before + WARM
         self._moves_unknown = latch is not None  # what a step moves after the last look: only late readers need that
         self._shows_moves: Start | None = None
         self._said: set[str] = set()
@@ -81,7 +83,7 @@ class Flights:
 
     def begin(self, number: int, batch: Any) -> Begun | None:
         """What the step starts from; None where that cannot be taken, which is said once and stops nothing."""
-        whole = self.history.due(number, self.harness) or number <= WARM
+        whole = self.history.due(number, self.harness) or number <= self._warm
         if self._moves_unknown:
             self._learn_moves()
             whole = whole or self.micro + 1 == self.harness.accumulate
@@ -107,7 +109,7 @@ class Flights:
         reference = tree.refer(
             batch, name="batch", on_unstorable=lambda entry, value: left_out.append(self._lacks(entry, value))
         )
-        copied = number <= WARM or self.history.copies
+        copied = number <= self._warm or self.history.copies
         return Begun(
             step=number,
             start=Start(self.harness, self._steady, full=whole, loop=self._loop()),
@@ -125,7 +127,7 @@ class Flights:
         at_door = lambda one: self._at_door(one, begun, probe)
         trouble = lambda error: self._blind(begun, error)
         probe: Probe
-        if not late or self.latch is None or begun is None or begun.step <= WARM:
+        if not late or self.latch is None or begun is None or begun.step <= self._warm:
             probe = Probe(self.harness, watching or self.detectors, batch, at_door, trouble)
             return probe
         whole = begun.start.full or begun.step - self._looked_whole >= APART  # there may be no history, and no anchors

@@ -69,7 +69,7 @@ class Recorder:
     points to what the last checkpoint holds (see `checkpoint`), "none" keeps none; batch: "pointers" keeps the names of
     samples alone; disk: what incidents may take; recapture: write a failure each time, not once (docs/incidents.md).
     reason: why this run is recorded, a line for each of its incidents. on_incident: called with each that was written,
-    for a tracker (docs/integrations.md).
+    for a tracker (docs/integrations.md). steps_before: that a run which is resumed has had; its own are numbered on.
     Raises BadInput where a replay could not find `build` again, or the config is no plain data.
     """
 
@@ -95,16 +95,21 @@ class Recorder:
         recapture: bool = False,
         reason: str = "",
         on_incident: OnIncident | None = None,
+        steps_before: int = 0,
     ) -> None:
         stop_if_loading()
         if not isinstance(harness, Harness):
             raise BadInput(
                 f"Recorder: the first argument is a {type(harness).__name__}; hand over what build(config) returns"
             )
+        if type(steps_before) is not int or steps_before < 0:
+            raise BadInput(
+                f"Recorder: steps_before={steps_before!r}; expected how many steps the run has had, 0 or more"
+            )
         self._history, limits = History(history, history_bytes), limits or Limits()
         self._watchdog = Watchdog(limits.hang_after)
         self.findings: list[str] = []  # of the rehearsal: what will not replay, a line each
-        self.steps = 0  # that were begun
+        self.steps = self._before = steps_before  # that were begun
         self._reason = {"reason": reason} if reason else {}
         self._watching = threading.Lock()  # a step; of one thread at a time
         self._told: Exception | None = None  # that a step raised last
@@ -136,6 +141,7 @@ class Recorder:
             self._box,
             metrics=self._writer.metrics,
             finding=self._finding,
+            before=steps_before,
         )
         self._recovery = Recovery(
             self._flights,
@@ -249,7 +255,7 @@ class Recorder:
         flight: Flight | None = None
         try:
             self.steps += 1
-            if self.steps == 1:
+            if self.steps == self._before + 1:
                 self._layout.sizes(batch)  # one that does not fit is said now, not at the failure
             self._begun = begun = self._flights.begin(self.steps, batch)
             self._ranks.begin(begun)

@@ -134,6 +134,19 @@ def test_the_failure_comes_again_bit_for_bit_from_the_anchor(record, kind):
     assert comes_again(incident, 1)
 
 
+def test_the_steps_of_a_resumed_run_are_numbered_on_and_are_the_same(record):
+    (one, _), (other, recorder) = record(), record(steps_before=1000)
+    assert other.manifest.step == recorder.steps == 1000 + FAILS and other.path.name.endswith(f"step{1000 + FAILS}")
+    assert [entry["step"] for entry in other.history()] == [1000 + entry["step"] for entry in one.history()]
+    assert other.manifest.fingerprint == one.manifest.fingerprint and comes_again(other, other.rewindable())
+
+
+@pytest.mark.parametrize("number", [-1, 2.0, True, None])
+def test_what_is_no_number_of_steps_is_refused(record, number):
+    with pytest.raises(BadInput, match=f"steps_before={number}; expected how many steps the run has had"):
+        record(steps_before=number)
+
+
 def schedule(step, harness):
     harness.extra_state["scheduler"].step()
 

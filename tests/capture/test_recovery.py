@@ -212,6 +212,12 @@ def test_several_batches_are_skipped_also_where_one_fails_while_it_is_run_again(
 
 
 @pytest.mark.parametrize("late", [0, 3])
+def test_a_resumed_run_skips_the_batch_under_the_number_of_the_whole_run(train, late):
+    found = train({}, late, on_failure="skip", steps_before=500)
+    assert found.recorder.skipped == [500 + FAILS] and same(found.state, without()[0])
+
+
+@pytest.mark.parametrize("late", [0, 3])
 def test_a_failure_that_is_read_after_the_last_step_is_skipped_as_well(train, late):
     found = train({}, late, {STEPS: {"nan": True}}, on_failure="skip")
     assert found.recorder.skipped == [STEPS] and same(found.state, without(gone=[STEPS])[0])
