@@ -131,6 +131,23 @@ def test_what_is_known_to_be_secret_is_one_everywhere(planting):
     assert redact.text(text) == (text, [])
 
 
+@pytest.mark.parametrize("secret", ["hunt3r2x", "onlylettersandnodigit", "plainwords77"])
+def test_what_is_known_is_one_too_where_it_is_all_of_a_value(secret):
+    with redact.knowing([secret]):
+        kept, found = redact.config({"login": [secret]})
+        assert kept == {"login": [redact.marker(secret)]} and found == ["config.login[0]: known secret"]
+        clean, found = redact.argv(["train.py", f"+db.login={secret}", secret])
+    assert clean[1:] == [f"+db.login={redact.marker(secret)}", redact.marker(secret)] and len(found) == 2
+    assert redact.config({"login": [secret]}) == ({"login": [secret]}, [])
+
+
+@pytest.mark.parametrize("word", ["postgres", "adamw", "vit16", "7", ""])
+def test_a_word_of_a_config_stays_though_somebodys_password_is_the_same(word):
+    with redact.knowing([word]):
+        assert redact.config({"driver": word}) == ({"driver": word}, [])
+        assert redact.argv([f"driver={word}"]) == ([f"driver={word}"], [])
+
+
 # Code that only looks like it: what a year of training code has in it.
 INNOCENT = {
     "train.py": '''

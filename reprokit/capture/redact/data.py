@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from reprokit.capture.redact.markers import marker, value_marker
 from reprokit.capture.redact.names import is_secret, is_secret_name, is_strong_name, is_variable
 from reprokit.capture.redact.rules import Sort
-from reprokit.capture.redact.running import own, text
+from reprokit.capture.redact.running import is_known, own, text
 
 
 def url(value: str, place: str = "url") -> tuple[str, list[str]]:
@@ -41,6 +41,9 @@ def argv(arguments: Sequence[str], place: str = "argv") -> tuple[list[str], list
             argument, more = marker(argument), [f"{here}: value of {expected}"]
         elif named and is_secret(option, value):
             argument, more = f"{option}={marker(value)}", [f"{here}: value of {option}"]
+        elif is_known(value if named else argument):
+            argument = f"{option}={marker(value)}" if named else marker(argument)
+            more = [f"{here}: known secret"]
         elif named:
             cleaned, more = _line(value, here, option)
             argument = f"{option}={cleaned}"
@@ -83,6 +86,9 @@ def config(data: Any, place: str = "config") -> tuple[Any, list[str]]:
             return items if isinstance(value, list) else tuple(items)
         if is_secret(key, value):
             found.append(f"{here}: value of {key}")
+            return value_marker(value)
+        if is_known(value):
+            found.append(f"{here}: known secret")
             return value_marker(value)
         if isinstance(value, str):
             value, more = _line(value, here, key or here.rpartition(".")[2])

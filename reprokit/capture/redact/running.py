@@ -27,26 +27,38 @@ from reprokit.capture.redact.views import Span, View
 
 Found = tuple[str, Sequence[Span]]  # what it is, and the parts of lines that hold it
 _SHORTEST_KNOWN = 12  # characters of a value that is searched for everywhere: a shorter one may be a word of the code
+_SHORTEST_WHOLE = 6  # of one that is all of a value: no option of training has letters and digits by such a chance
 _known: ContextVar[tuple[str, ...]] = ContextVar("known", default=())
+_whole: ContextVar[frozenset[str]] = ContextVar("whole", default=frozenset())
 
 
 @contextmanager
 def knowing(secrets: Iterable[str]) -> Iterator[None]:
-    """Within this context these values are secrets wherever they stand, and in whatever encoding."""
-    forms: set[str] = set(_known.get())
+    """Within this context these values are secrets wherever they stand, and in whatever encoding. One that may be a
+    word of the code is one where it is all of a value."""
+    forms, whole = set(_known.get()), set(_whole.get())
     for secret in secrets:
-        if len(secret) >= _SHORTEST_KNOWN and re.search(r"\d", secret) and re.search(r"[A-Za-z]", secret):
+        mixed = bool(re.search(r"\d", secret) and re.search(r"[A-Za-z]", secret))
+        if len(secret) >= (_SHORTEST_WHOLE if mixed else _SHORTEST_KNOWN):
+            whole.add(secret)
+        if len(secret) >= _SHORTEST_KNOWN and mixed:
             data = secret.encode("utf-8", "replace")
             forms |= {secret, quote(secret, safe=""), base64.b64encode(data).decode(), repr(secret)[1:-1]}
-    token = _known.set(tuple(sorted(forms, key=len, reverse=True)))
+    token, other = _known.set(tuple(sorted(forms, key=len, reverse=True))), _whole.set(frozenset(whole))
     try:
         yield
     finally:
         _known.reset(token)
+        _whole.reset(other)
 
 
 def known() -> tuple[str, ...]:
     return _known.get()
+
+
+def is_known(value: object) -> bool:
+    """Whether this value, all of it, is one of them."""
+    return isinstance(value, str) and value in _whole.get()
 
 
 def text(value: str, place: str = "") -> tuple[str, list[str]]:
