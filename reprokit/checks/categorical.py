@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import isfinite, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from reprokit.checks.data import checked_alpha, sample, shown, unsound
+from reprokit.checks.asked import checked_alpha, checked_name, number, whole
+from reprokit.checks.data import sample, shown, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
 from reprokit.checks.significance import Question, advice, checked_detect
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from reprokit.checks.data import Numbers
 
 LEAST_EXPECTED = 5  # counts in each category (Cochran 1954)
+MOST_COUNTED = 2**53  # in one category: beyond, a float does not tell a count from the next
 
 
 def chi_square(
@@ -43,19 +45,23 @@ def chi_square(
 ) -> Result:
     """Counts by category are as expected: shares (of any sum), or the counts of a reference sample.
 
-    estimated: parameters of the expected shares that were fitted to these counts. detect: the effect size (Cohen's w;
-    0.1 is small, 0.3 medium) that the sample must be large enough to see.
+    counts, and expected or reference: shape (k,), a category each. estimated: parameters of the expected shares that
+    were fitted to these counts. detect: the effect size (Cohen's w; 0.1 is small, 0.3 medium) that the sample must be
+    large enough to see. n: of counts. Raises BadInput for what are no counts or shares, for unlike categories, and
+    where scipy is not installed.
     """
     import numpy as np
 
+    checked_name(name)
     if (expected is None) == (reference is None):
         raise BadInput(f"{name}: give expected= (shares) or reference= (counts of another sample), one of them")
-    if estimated < 0:
-        raise BadInput(f"{name}: estimated is {estimated}; it is how many parameters were fitted to these counts")
-    test = Question(name=name, alpha=checked_alpha(name, alpha), detect=checked_detect(name, detect))
+    estimated = whole(name, "estimated", estimated, "it is how many parameters were fitted to these counts")
+    alpha = checked_alpha(name, alpha)
+    test = Question(name=name, alpha=alpha, detect=checked_detect(name, detect))
     stats, seen_counts = scipy_stats(name), _counts(name, counts)
     beside = _weights(f"{name}: expected", expected) if reference is None else _counts(f"{name}: reference", reference)
-    condition = f"counts of {name} are as expected (chi-square, alpha {alpha:g})"
+    as_what = "as expected" if reference is None else f"as in its reference, {_total(beside)} counts"
+    condition = f"counts of {name} are {as_what} (chi-square, alpha {alpha:g})"
     n, problem = _total(seen_counts), _unlike(name, seen_counts, beside)
     if problem:
         return test.unanswered(condition, n, problem)
@@ -64,9 +70,6 @@ def chi_square(
     else:
         rows = np.stack([seen_counts, beside])
         wanted = rows.sum(1, keepdims=True) * rows.sum(0) / rows.sum()
-        condition = (
-            f"counts of {name} are as in its reference, {int(beside.sum())} counts (chi-square, alpha {alpha:g})"
-        )
     if len(impossible := np.flatnonzero((wanted[0] == 0) & (seen_counts > 0))):
         return test.impossible(condition, n, int(impossible[0]))
     used = wanted[0] > 0
@@ -90,12 +93,16 @@ def chi_square(
 
 
 def kl_divergence(name: str, counts: Any, expected: Any, *, at_most: float) -> Result:
-    """The divergence of counts by category from expected shares is at most so many nats. Infinite where something was
-    counted that is not expected at all."""
+    """The divergence of counts by category from expected shares is at most so many nats: the sum of p log(p / q). It
+    is infinite where something was counted that is not expected at all.
+
+    counts, expected: shape (k,), a category each. n: of counts. Raises BadInput for what are no counts or shares, and
+    for unlike categories.
+    """
     import numpy as np
 
-    if not (isfinite(at_most) and at_most > 0):
-        raise BadInput(f"{name}: at_most is {at_most}; a bound on a divergence is a finite number above 0")
+    rule = "a bound on a divergence is a finite number above 0"
+    at_most = number(checked_name(name), "at_most", at_most, rule, allowed=lambda one: one > 0)
     seen, beside = _counts(name, counts), _weights(f"{name}: expected", expected)
     condition = f"KL({name} || expected) <= {shown(at_most)} nats"
     test = Question(name=name, alpha=None, bound=f"at most {shown(at_most)} nats")
@@ -128,6 +135,8 @@ def _counts(name: str, values: Any) -> Numbers:
     counts = _weights(name, values)
     if ((counts != np.round(counts)) & np.isfinite(counts)).any():
         raise BadInput(f"{name}: counts are whole numbers; shares hide how many samples they are of")
+    if (np.isfinite(counts) & (counts > MOST_COUNTED)).any():
+        raise BadInput(f"{name}: {shown(float(counts.max()))} is no count; give how often each category was seen")
     return counts
 
 
@@ -139,9 +148,14 @@ def _total(counts: Numbers) -> int:
 
 
 def _weights(name: str, values: Any) -> Numbers:
+    import numpy as np
+
     weights = sample(name, values)
     if (weights < 0).any():
         raise BadInput(f"{name}: {shown(float(weights.min()))} is below 0; counts and shares are not")
+    with np.errstate(over="ignore"):
+        if np.isfinite(weights).all() and not np.isfinite(weights.sum()):
+            raise BadInput(f"{name}: they add up to more than a float holds; give shares of 1")
     return weights
 
 

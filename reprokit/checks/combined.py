@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reprokit.checks.result import Answer, Result
+from reprokit.checks.result import Answer, Result, checked_result
 from reprokit.errors import BadInput
 from reprokit.triage.exact import holm
 
@@ -29,7 +29,10 @@ _ALL, _ANY = "all of", "any of"
 
 
 def all_of(*results: Result) -> Result:
-    """Passes where each part does; statistical tests among them are corrected for their number."""
+    """Passes where each part does; statistical tests among them are corrected for their number (Holm 1979).
+
+    n: of the smallest part. Raises BadInput for no parts, for what is no result, and for tests of unlike alpha.
+    """
     parts = _flat(_ALL, results)
     alpha, tests = _common_alpha(_ALL, parts), _p_values(parts)
     parts = _corrected(parts)
@@ -47,7 +50,8 @@ def all_of(*results: Result) -> Result:
 
 
 def any_of(*results: Result) -> Result:
-    """Passes where one part does, if all could be answered."""
+    """Passes where one part does, if all could be answered; the p-value is the largest (Berger 1982). Raises BadInput
+    as `all_of` does."""
     parts = _flat(_ANY, results)
     alpha, tests = _common_alpha(_ANY, parts), _p_values(parts)
     if any(part.p_value is None and part.answer is Answer.PASSED for part in parts):
@@ -64,8 +68,8 @@ def any_of(*results: Result) -> Result:
 
 
 def not_(result: Result) -> Result:
-    """Passes where the result failed. What could not be answered stays so."""
-    answer = _NOT[result.answer]
+    """Passes where the result failed. What could not be answered stays so. Raises BadInput for what is no result."""
+    answer = _NOT[checked_result("not", result).answer]
     turned = f"what should not hold does; see whether {result.name} is what it was, then why it no longer fails"
     return Result(
         name=f"not {result.name}",
@@ -85,9 +89,8 @@ def _flat(kind: str, results: Sequence[Result]) -> list[Result]:
     """Of a combination of this kind its parts, which are then corrected for all of them."""
     if not results:
         raise BadInput(f"{kind}: no checks were given, and nothing passes by itself")
-    if wrong := [one for one in results if not isinstance(one, Result)]:
-        raise BadInput(f"{kind}: a {type(wrong[0]).__name__} is no result of a check; wrap what it compares in one")
-    return [part for one in results for part in (one.parts if one.kind == kind else [one])]
+    checked = [checked_result(kind, one) for one in results]
+    return [part for one in checked for part in (one.parts if one.kind == kind else [one])]
 
 
 def _p_values(parts: Sequence[Result]) -> list[float]:

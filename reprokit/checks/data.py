@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 from reprokit.errors import BadInput
@@ -30,6 +32,9 @@ _AS_THEY_ARE = frozenset(
 ) | {"bool"}
 
 
+LONGEST = 120  # characters of a value in a message
+
+
 def is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -47,16 +52,28 @@ def dtype(value: Any) -> str:
 
 
 def array(name: str, value: Any) -> Any:
-    """A tensor or an array as NumPy's, with equal values; types that NumPy lacks become the next wider one."""
+    """A tensor or an array as NumPy's, with equal values; types that NumPy lacks become the next wider one. Raises
+    BadInput for one that does not hold its values as they are."""
     if not is_tensor(value):
-        return value
-    import torch
-
+        return _unmasked(name, value)
     tensor = value.detach()
     if tensor.is_meta:
         raise BadInput(f"{name}: a tensor on the meta device holds no values; compare one that does")
     if tensor.is_quantized:
         raise BadInput(f"{name}: a quantized tensor; compare its .dequantize() or its .int_repr()")
+    if tensor.is_nested:
+        raise BadInput(f"{name}: a nested tensor; compare the list of its .unbind()")
+    try:
+        return _dense(tensor)
+    except (RuntimeError, TypeError) as error:  # of a trace, of several machines, of bits
+        first = str(error).partition("\n")[0]
+        what = f"a {type(value).__name__} of {dtype(value)} does not give its values"
+        raise BadInput(f"{name}: {what} ({first}); compare a plain tensor") from None
+
+
+def _dense(tensor: Any) -> Any:
+    import torch
+
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     tensor = tensor.cpu().resolve_conj().resolve_neg()
@@ -65,26 +82,67 @@ def array(name: str, value: Any) -> Any:
     return tensor.numpy()
 
 
+def _unmasked(name: str, value: Any) -> Any:
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        raise BadInput(f"{name}: a masked array; say what its gaps are, with .compressed() or .filled(value)")
+    return value
+
+
+def is_number(value: object) -> bool:
+    """A real one, or an array of no dimensions, as a loss is. A bool is none: True in its place is a mistake."""
+    if is_array(value):
+        return getattr(value, "ndim", 1) == 0
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+
+
+def read(name: str, value: Any) -> float | None:
+    """A number as a float; None for what no float stands for, such as a text, 1j, 10**400 and a signalling NaN."""
+    if is_array(value) and is_number(value):
+        value = array(name, value)[()]
+    if not isinstance(value, Real | Decimal) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (OverflowError, ValueError):
+        return None
+
+
 def sample(name: str, values: object) -> Numbers:
-    """One number a sample, as float64. Raises BadInput for what is none."""
+    """One number a sample, as float64 of shape (n,). Raises BadInput for what is none."""
     import numpy as np
 
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     if not (listed or is_array(values)):
         raise BadInput(f"{name}: a {type(values).__name__}, not one number a sample; give a list, an array or a tensor")
     try:
-        plain = [array(name, one) for one in cast(Sequence[Any], values)] if listed else array(name, values)
-        if (kind := np.asarray(plain).dtype.kind) in "cSUMm":  # NumPy would read texts, count dates, and drop a half
-            raise TypeError({"c": "complex numbers", "M": "dates", "m": "durations"}.get(kind, "texts"))
-        numbers = np.asarray(plain, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name}: not one number a sample ({error}); give a flat list, array or tensor") from None
-    if numbers.ndim != 1:
+        plain = np.asarray([array(name, one) for one in cast(Sequence[Any], values)] if listed else array(name, values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _no_sample(name, str(error).partition("\n")[0]) from None
+    if plain.ndim != 1:
         raise BadInput(
-            f"{name}: shape {numbers.shape}, not one number a sample; values of one sample are no samples of their "
+            f"{name}: shape {plain.shape}, not one number a sample; values of one sample are no samples of their "
             "own: take their mean, or flatten them where they are independent"
         )
-    return numbers
+    if plain.dtype.kind == "O":  # which NumPy would read texts from, and take None for NaN
+        return np.array([_read_one(name, index, one) for index, one in enumerate(plain)], dtype=np.float64)
+    if (kind := plain.dtype.kind) not in "biuf":  # it would count dates, and drop a half of complex numbers
+        raise _no_sample(
+            name, {"c": "complex numbers", "M": "dates", "m": "durations", "V": "records"}.get(kind, "texts")
+        )
+    with np.errstate(over="ignore"):
+        return plain.astype(np.float64)
+
+
+def _read_one(name: str, index: int, value: Any) -> float:
+    found = float(value) if isinstance(value, bool) else read(name, value)
+    if found is None:
+        raise _no_sample(name, f"[{index}] is {text(value)}")
+    return found
+
+
+def _no_sample(name: str, why: str) -> BadInput:
+    return BadInput(f"{name}: not one number a sample ({why}); give a flat list, array or tensor")
 
 
 def unsound(values: Numbers, what: str = "sample", *, may_be_constant: bool = False) -> str:
@@ -106,7 +164,12 @@ def shown(value: float) -> str:
     return f"{value:.6g}"
 
 
-def checked_alpha(name: str, alpha: float) -> float:
-    if not 0 < alpha < 1:
-        raise BadInput(f"{name}: alpha is {alpha}; it is a probability, such as 0.05")
-    return alpha
+def text(value: object) -> str:
+    """Anything as a message has it: cut, and never an exception of its own."""
+    numpy = sys.modules.get("numpy")
+    try:
+        plain = str(value) if numpy is not None and isinstance(value, numpy.generic) else repr(value)
+    except Exception as error:  # an int of thousands of digits, lists of thousands of levels, a __repr__ that is wrong
+        return f"a {type(value).__name__} that cannot be written ({type(error).__name__})"
+    plain = plain.replace("\n", " ")  # of arrays, which take lines
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."

@@ -2,16 +2,19 @@
 
 `exact` asks for equal values of equal types; 0.0 and -0.0 are equal, NaN is not equal to itself. `close` asks for
 |got - expected| <= atol + rtol * |expected|, with the defaults of torch.testing.assert_close for the coarser of the two
-dtypes (the table in its documentation): the rounding of an operation or two, not of a training run. Differences are
-taken in float64, where those of all narrower types are exact. Infinities are close only to themselves.
+dtypes (the table in its documentation): the rounding of an operation or two, not of a training run. Python's numbers
+have the types that NumPy gives them: int64, float64, complex128. Differences are taken in float64, where those of all
+narrower types are exact, and those of numbers that NumPy lacks as fractions. Infinities are close only to themselves.
 """
 
 from __future__ import annotations
 
-from math import isfinite
+from fractions import Fraction
+from math import inf
 from typing import Any
 
-from reprokit.checks.data import shown
+from reprokit.checks.asked import checked_name, number
+from reprokit.checks.data import read, shown
 from reprokit.checks.differences import Found, Judge, compare
 from reprokit.checks.result import Answer, Result
 from reprokit.errors import BadInput
@@ -29,20 +32,28 @@ TOLERANCES = {  # rtol, atol, as torch.testing.assert_close documents them; othe
 
 
 def exact(name: str, got: object, expected: object) -> Result:
-    """Equal values of equal types: tensors, arrays, numbers, texts, and containers of them. UNANSWERED where either
-    holds a NaN, and where there is nothing to compare."""
-    found = compare(name, got, expected, _Exact())
+    """Equal values of equal types: tensors and arrays of any equal shape, numbers, texts, and containers of them.
+
+    FAILED names the first place that differs, by row and by the order of the expected keys. UNANSWERED where either
+    holds a NaN, in keys and sets too, and where there is nothing to compare. n: elements and leaves. Raises BadInput
+    for what holds no values (meta, quantized, nested tensors), contains itself, or does not say whether it is equal.
+    """
+    found = compare(checked_name(name), got, expected, _Exact())
     advice = "look at both there first; if the new one is right, renew what is expected"
     return _result(name, f"{name} is what was expected, element for element", found, advice, {})
 
 
 def close(name: str, got: object, expected: object, *, rtol: float | None = None, atol: float | None = None) -> Result:
-    """Equal up to a tolerance, by default that of the dtype. Types may differ, shapes may not; else as `exact`."""
+    """|got - expected| <= atol + rtol * |expected|, in the unit of the values, element for element.
+
+    Both tolerances are given, or neither, and each element then has those of its dtype (`TOLERANCES`). Types may
+    differ, shapes may not; else as `exact`. Raises BadInput for what that does, and for a tolerance that is negative
+    or not finite.
+    """
+    checked_name(name)
     if (rtol is None) != (atol is None):
         raise BadInput(f"{name}: one of rtol and atol is given; give both, or none for the defaults of the dtype")
-    if any(one is not None and not (isfinite(one) and one >= 0) for one in (rtol, atol)):
-        raise BadInput(f"{name}: rtol {rtol}, atol {atol}; tolerances are finite and not negative")
-    judge = _Close(None if rtol is None or atol is None else (rtol, atol))
+    judge = _Close(None if rtol is None else (_tolerance(name, "rtol", rtol), _tolerance(name, "atol", atol)))
     found = compare(name, got, expected, judge)
     used = " or ".join(f"{a:g} + {r:g} * |expected|" for r, a in sorted(judge.used)) or "0"
     source = "as given" if rtol is not None else "by dtype"
@@ -52,6 +63,10 @@ def close(name: str, got: object, expected: object, *, rtol: float | None = None
     )
     measured = {"largest_difference": judge.largest}
     return _result(name, f"|{name} - expected| <= {used} (atol + rtol, {source})", found, advice, measured)
+
+
+def _tolerance(name: str, which: str, given: object) -> float:
+    return number(name, which, given, "a tolerance is finite and not negative", allowed=lambda one: one >= 0)
 
 
 def _result(name: str, condition: str, found: Found, advice: str, measured: dict[str, float]) -> Result:
@@ -96,7 +111,10 @@ class _Close(Judge):
     def differ(self, got: Any, expected: Any, dtypes: tuple[str, str]) -> Any:
         import numpy as np
 
-        if not {got.dtype.kind, expected.dtype.kind} <= set("iufc"):
+        kinds = {got.dtype.kind, expected.dtype.kind}
+        if self.given and "O" in kinds:
+            return self._apart(got.item(), expected.item(), *self.given)
+        if not kinds <= set("iufc"):
             return got != expected
         rtol, atol = self.given or tolerance(*dtypes)
         self.used.add((rtol, atol))
@@ -108,6 +126,17 @@ class _Close(Judge):
         if gap.size and np.isfinite(gap).any():
             self.largest = max(self.largest, float(gap[np.isfinite(gap)].max()))
         return ~within
+
+    def _apart(self, got: Any, expected: Any, rtol: float, atol: float) -> bool:
+        """Of two numbers, one of which NumPy lacks."""
+        self.used.add((rtol, atol))
+        try:
+            gap, size = abs(Fraction(got) - Fraction(expected)), abs(Fraction(expected))
+        except (TypeError, OverflowError):  # complex, or infinite
+            return bool(got != expected)
+        known = read("gap", gap)
+        self.largest = max(self.largest, inf if known is None else known)
+        return gap > Fraction(atol) + Fraction(rtol) * size
 
 
 def tolerance(*dtypes: str) -> tuple[float, float]:
@@ -128,5 +157,5 @@ def _gap(got: Any, expected: Any) -> Any:
             return np.abs(got.astype(np.float64) - expected.astype(np.float64))
         one, other = got.astype(wide), expected.astype(wide)
         return (np.maximum(one, other).view(np.uint64) - np.minimum(one, other).view(np.uint64)).astype(np.float64)
-    kind = np.complex128 if "c" in (got.dtype.kind, expected.dtype.kind) else np.float64
+    kind = np.complex128 if "c" in kinds else np.float64
     return np.abs(got.astype(kind) - expected.astype(kind))

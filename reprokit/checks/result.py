@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from reprokit.checks import told
+from reprokit.checks.data import text
 from reprokit.errors import BadInput
 
 
@@ -50,15 +51,20 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What was looked at: a number without it cannot be made again."""
+    """What was looked at: a number without it cannot be made again. Raises BadInput where it names no data."""
 
     dataset: str
     seed: int | str | None  # None: nothing was drawn
     version: str = ""  # of code or model; by default the commit of the repository of the working directory
 
     def __post_init__(self) -> None:
-        if not self.dataset.strip():
-            raise BadInput("About: dataset is empty; name the data that was looked at, with its version if it has one")
+        if not isinstance(self.dataset, str) or not self.dataset.strip():
+            raise BadInput(
+                f"About: dataset is {text(self.dataset)}; name the data that was looked at, with its version if it has "
+                "one, in a text"
+            )
+        if not isinstance(self.version, str):
+            raise BadInput(f"About: version is {text(self.version)}; it is a text, such as a commit")
 
 
 class CheckFailed(AssertionError):
@@ -70,13 +76,30 @@ class CheckFailed(AssertionError):
 
 
 def check(result: Result, about: About, *, next_step: str = "") -> Result:
-    """Tell what was observed; raise CheckFailed unless the result is a pass. next_step: in place of the check's own."""
+    """Tell what was observed, and give the result back if it is a pass. next_step: in place of the check's own.
+
+    Raises CheckFailed unless it is a pass, and BadInput for what is no result of a check.
+    """
     __tracebackhide__ = True  # pytest then shows the line that called this
+    checked_result("check", result)
+    if not isinstance(about, About):
+        raise BadInput(f"check: about is {text(about)}; say what was looked at: About(dataset=..., seed=...)")
+    if not isinstance(next_step, str):
+        raise BadInput(f"check: next_step is {text(next_step)}; it is a text, of what to do where the check fails")
     if next_step:
         result = replace(result, next_step=next_step)
     told.tell(fields(result) | _about(about), passed=result.answer is Answer.PASSED)
     if result.answer is not Answer.PASSED:
         raise CheckFailed(result, about)
+    return result
+
+
+def checked_result(who: str, result: object) -> Result:
+    if not isinstance(result, Result):
+        raise BadInput(
+            f"{who}: a {type(result).__name__} is no result of a check; hand over what exact, at_least or another of "
+            "them gives, one by one"
+        )
     return result
 
 

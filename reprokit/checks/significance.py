@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from reprokit.checks.asked import number
 from reprokit.checks.data import shown
 from reprokit.checks.result import Answer, Result
 from reprokit.checks.threshold import POWER
-from reprokit.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +95,7 @@ def advice(problem: str) -> str:
 
 
 def checked_detect(name: str, detect: float | None) -> float | None:
-    if detect is not None and not (isfinite(detect) and detect > 0):
-        raise BadInput(f"{name}: detect is {detect}; it is a difference above 0 that must be seen")
-    return detect
+    if detect is None:
+        return None
+    rule = "it is a difference above 0 that must be seen"
+    return number(name, "detect", detect, rule, allowed=lambda one: one > 0)

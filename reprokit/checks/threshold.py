@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
-from numbers import Real
 from statistics import NormalDist, stdev
 from typing import TYPE_CHECKING, Any
 
+from reprokit.checks.asked import checked_alpha, checked_name, checked_resamples, checked_seed, number, whole
 from reprokit.checks.bootstrap import LEAST, Spread, Statistic, spread
-from reprokit.checks.data import array, checked_alpha, is_array, sample, shown, unsound
+from reprokit.checks.data import is_number, read, sample, shown, text, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
 from reprokit.errors import BadInput
@@ -39,8 +39,11 @@ POWER = 0.8  # chance to see what is there, by convention (Cohen 1988)
 class History:
     """The margin that earlier values of the same metric leave, each of a healthy run of its own."""
 
-    values: Sequence[float]
+    values: Sequence[float]  # shape (m,), in the unit of the metric
     alpha: float = ALPHA  # chance that one more healthy run fails
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked_alpha("History", self.alpha))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +52,16 @@ class Bootstrap:
 
     alpha: float = ALPHA
     strict: bool = False  # pass only what is shown to keep the bound
-    statistic: Statistic | None = None  # of an array of samples; by default their mean
+    statistic: Statistic | None = None  # of an array of samples, shape (n,), to a number; by default their mean
     resamples: int = 2000  # p-values down to 0.0005, and a standard error of 0.005 at 0.05
     seed: int = 0  # of the draws: the same sample gives the same answer
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", checked_alpha("Bootstrap", self.alpha))
+        checked_resamples("Bootstrap", self.resamples, self.alpha)
+        checked_seed("Bootstrap", self.seed)
+        if not (self.statistic is None or callable(self.statistic)):
+            raise BadInput(f"Bootstrap: statistic is {text(self.statistic)}; it is a function of an array of samples")
 
 
 Margin = float | History | Bootstrap
@@ -60,14 +70,31 @@ Margin = float | History | Bootstrap
 def at_least(
     name: str, value: Any, bound: float | None = None, *, margin: Margin = 0.0, n: int | None = None
 ) -> Result:
-    """value >= bound - margin. A number comes with the n samples that it is of; a sequence is one value a sample. Only
-    with a History the bound may be left out."""
-    return _Asked(name=name, sign=1, bound=bound, margin=margin).of(value, n)
+    """value >= bound - margin, all in the unit of the metric.
+
+    value: a number, or one value a sample, shape (n,), of which it is the mean, or the statistic of a Bootstrap. n: of
+    how many samples a number is; of values a sample it is told already. The bound may be left out with a History,
+    which then holds the value against its mean. Raises BadInput for what is no number, bound, margin or n, and for an
+    n that is not how many values there are.
+    """
+    return _asked(name, 1, bound, margin).of(value, n)
 
 
 def at_most(name: str, value: Any, bound: float | None = None, *, margin: Margin = 0.0, n: int | None = None) -> Result:
     """value <= bound + margin; else as `at_least`."""
-    return _Asked(name=name, sign=-1, bound=bound, margin=margin).of(value, n)
+    return _asked(name, -1, bound, margin).of(value, n)
+
+
+def _asked(name: str, sign: int, bound: Any, margin: Any) -> _Asked:
+    checked_name(name)
+    if bound is not None:
+        bound = number(name, "the bound", bound, "it is a finite number")
+    elif not isinstance(margin, History):
+        raise BadInput(f"{name}: no bound; give one, or margin=History(values=...) of earlier runs")
+    if not isinstance(margin, History | Bootstrap):
+        rule = "it is a finite number, not below 0"
+        margin = number(name, "the margin", margin, rule, allowed=lambda one: one >= 0)
+    return _Asked(name=name, sign=sign, bound=bound, margin=margin)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,38 +104,38 @@ class _Asked:
     bound: float | None
     margin: Margin
 
-    def __post_init__(self) -> None:
-        if self.bound is None and not isinstance(self.margin, History):
-            raise BadInput(f"{self.name}: no bound; give one, or margin=History(values=...) of earlier runs")
-        if self.bound is not None and not (_is_number(self.bound) and isfinite(self.bound)):
-            raise BadInput(f"{self.name}: the bound is {self.bound!r}; it is a finite number")
-        if isinstance(self.margin, History | Bootstrap):
-            checked_alpha(self.name, self.margin.alpha)
-        elif not (_is_number(self.margin) and isfinite(self.margin) and self.margin >= 0):
-            raise BadInput(f"{self.name}: the margin is {self.margin!r}; it is a finite number, not below 0")
-
     def of(self, value: Any, n: int | None) -> Result:
-        if _is_number(value):
-            if isinstance(self.margin, Bootstrap):
-                raise BadInput(
-                    f"{self.name}: a bootstrap needs one value a sample; {shown(float(value))} is one of all"
-                )
-            if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-                raise BadInput(f"{self.name}: n is {n!r}; say of how many samples the value is, or give one of each")
-            number, problem = float(array(self.name, value)), "" if n else "it is of no samples"
-            if not isfinite(number):
-                problem = f"{number} is not finite"
-        else:
-            values = sample(self.name, value)
-            n, problem = len(values), unsound(values, may_be_constant=not isinstance(self.margin, Bootstrap))
-            if isinstance(self.margin, Bootstrap):
-                return self._bootstrapped(values, self.margin, problem)
-            number = _mean(values)
-            if not problem and not isfinite(number):  # finite values may add up to infinity
-                problem = f"their mean is {number}, which is not finite"
+        if n is not None or is_number(value):
+            n = whole(self.name, "n", n, "say of how many samples the value is, or give one of each")
+        if n is not None and is_number(value):
+            return self._of_number(value, n)
+        values = sample(self.name, value)
+        if n not in (None, len(values)):
+            raise BadInput(f"{self.name}: n is {n} beside {len(values)} values, one a sample; leave n out, or mend it")
+        return self._of_values(values)
+
+    def _of_number(self, value: Any, n: int) -> Result:
+        if isinstance(self.margin, Bootstrap):
+            raise BadInput(f"{self.name}: a bootstrap needs one value a sample; {text(value)} is one of all")
+        if (found := read(self.name, value)) is None:
+            raise BadInput(f"{self.name}: {text(value)} is no number that a float can be; give one that is")
+        problem = "" if n else "it is of no samples"
+        return self._beside(found, n, problem if isfinite(found) else f"{found} is not finite")
+
+    def _of_values(self, values: Numbers) -> Result:
+        problem = unsound(values, may_be_constant=not isinstance(self.margin, Bootstrap))
+        if isinstance(self.margin, Bootstrap):
+            return self._bootstrapped(values, self.margin, problem)
+        mean = _mean(values)
+        if not problem and not isfinite(mean):  # finite values may add up to infinity
+            problem = f"their mean is {mean}, which is not finite"
+        return self._beside(mean, len(values), problem)
+
+    def _beside(self, value: float, n: int, problem: str) -> Result:
         if isinstance(self.margin, History):
-            return self._beside(self.margin, number, n, problem)
-        return self._given(float(self.margin), number, n, problem)
+            return self._historic(self.margin, value, n, problem)
+        assert not isinstance(self.margin, Bootstrap)
+        return self._given(self.margin, value, n, problem)
 
     def _given(self, margin: float, value: float, n: int, problem: str) -> Result:
         assert self.bound is not None
@@ -116,7 +143,7 @@ class _Asked:
         limits = "" if margin else "no margin: a model that is exactly as good as the bound fails every other time"
         return self._result(self.bound, margin, value, n, problem, source="given", passed=passed, limits=limits)
 
-    def _beside(self, history: History, value: float, n: int, problem: str) -> Result:
+    def _historic(self, history: History, value: float, n: int, problem: str) -> Result:
         past = sample(f"{self.name}: history", history.values)
         m = len(past)
         center = self.bound if self.bound is not None else _mean(past)
@@ -138,8 +165,6 @@ class _Asked:
 
     def _bootstrapped(self, values: Numbers, by: Bootstrap, problem: str) -> Result:
         assert self.bound is not None
-        if by.resamples < 1 / by.alpha:
-            raise BadInput(f"{self.name}: {by.resamples} resamples cannot show anything at alpha {by.alpha:g}")
         n, strict = len(values), ", strict" if by.strict else ""
         known: dict[str, Any] = {
             "source": f"by {by.resamples} resamples, alpha {by.alpha:g}{strict}",
@@ -149,7 +174,7 @@ class _Asked:
             problem = f"a bootstrap of {n} samples is not to be trusted; it takes {LEAST}"
         if problem:
             return self._result(self.bound, float("nan"), float("nan"), n, problem, passed=False, **known)
-        found = spread(values, by.statistic or _mean, resamples=by.resamples, seed=by.seed)
+        found = spread(values, self._statistic(by), resamples=by.resamples, seed=by.seed)
         missed, least_p = self._missed(found, self.bound), 1 - self._missed(found, self.sign * inf)
         problem = _why_not(found, least_p, by.alpha)
         edge = found.quantile(1 - by.alpha if (self.sign > 0) is not by.strict else by.alpha)
@@ -167,6 +192,18 @@ class _Asked:
             limits=self._limits(found, by),
             **known,
         )
+
+    def _statistic(self, by: Bootstrap) -> Statistic:
+        """As a float of any array of samples."""
+        if (given := by.statistic) is None:
+            return _mean
+
+        def statistic(values: Numbers) -> float:
+            if (found := read(self.name, seen := given(values))) is None:
+                raise BadInput(f"{self.name}: its statistic gave {text(seen)}; it is a function to one number")
+            return found
+
+        return statistic
 
     def _missed(self, found: Spread, bound: float) -> float:
         """The confidence that the truth is on the wrong side of a bound."""
@@ -226,13 +263,6 @@ def _advice(problem: str) -> str:
         "run it with two other seeds: if it fails there too, compare with the last commit that passed and look at the "
         "samples that lost most"
     )
-
-
-def _is_number(value: object) -> bool:
-    """A tensor or an array of one element is a number too, as a loss is."""
-    if is_array(value):
-        return getattr(value, "ndim", 1) == 0
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _mean(values: Numbers) -> float:

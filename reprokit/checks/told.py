@@ -48,7 +48,10 @@ def listening(listener: Callable[[Fields], None]) -> Iterator[None]:
 
 def commit() -> str:
     """The commit of the repository that holds the working directory, and whether files differ from it."""
-    return _commit(Path.cwd())
+    try:
+        return _commit(Path.cwd())
+    except FileNotFoundError:
+        return "not known: the working directory is gone; give About(version=...)"
 
 
 @cache

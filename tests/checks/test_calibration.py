@@ -80,7 +80,7 @@ def test_the_same_sample_gives_the_same_answer():
         (lambda: calibration("x", [0.5, 0.6], [1]), "2 confidences beside 1"),
         (lambda: calibration("x", [0.5, 3.2], [1, 0]), r"\[1\] is 3.2, no probability; apply softmax"),
         (lambda: calibration("x", [0.5, 0.2], [1, 2]), "prediction == label"),
-        (lambda: calibration("x", [0.5, 0.2], [1, 0], bins=0), "0 bins"),
+        (lambda: calibration("x", [0.5, 0.2], [1, 0], bins=0), "bins is 0"),
         (lambda: calibration("x", [0.5, 0.2], [1, 0], resamples=10), "10 resamples"),
         (lambda: calibration("x", [0.5, 0.2], [1, 0], at_most=1.5), "at_most is 1.5"),
         (lambda: calibration("x", [0.5, 0.2], [1, 0], alpha=0), "alpha is 0"),

@@ -1,5 +1,7 @@
 """Tolerances are those of torch.testing, and neither NaN nor another infinity is within them."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,24 @@ def test_it_answers_as_torch_does(values, relative, dtype):
 def test_a_given_tolerance_is_used(rtol, atol, got, expected):
     result = close("x", got, expected, rtol=rtol, atol=atol)
     assert (result.answer is Answer.PASSED) == (abs(got - expected) <= atol + rtol * abs(expected))
+
+
+EXACT = st.integers(-(10**40), 10**40) | st.fractions(-10, 10) | st.decimals(-10, 10) | st.floats(-10, 10)
+
+
+@given(EXACT, EXACT, st.floats(0, 1), st.floats(0, 1))
+def test_of_numbers_that_numpy_lacks_too(got, expected, rtol, atol):
+    """Integers beyond 64 bits, fractions and decimals, without rounding them."""
+    apart = abs(Fraction(got) - Fraction(expected)) > Fraction(atol) + Fraction(rtol) * abs(Fraction(expected))
+    if all(isinstance(one, float) or (isinstance(one, int) and abs(one) < 2**63) for one in (got, expected)):
+        return  # which NumPy has, and rounds
+    assert (close("x", got, expected, rtol=rtol, atol=atol).answer is Answer.FAILED) == apart
+
+
+def test_integers_of_python_are_as_those_of_numpy():
+    for expected, got in ((10**9, 10**9 + 1), (np.array([10**9]), [10**9 + 1]), (torch.tensor(10**9), 10**9 + 1)):
+        assert close("x", got, expected).answer is Answer.FAILED
+    assert close("x", 10**9 + 1, 1e9).answer is Answer.PASSED
 
 
 @given(st.floats(-10, 10), st.floats(-10, 10), st.floats(0, 1), st.floats(0, 1))

@@ -1,9 +1,12 @@
 """The first mismatch is the first, whatever holds it; NaN equals nothing."""
 
+import argparse
 import copy
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
+from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,24 +85,101 @@ def test_a_longer_list_differs_at_the_end_of_the_shorter_at_the_latest(one, othe
         assert first(result) == f"[{at}]"
 
 
-@given(NESTED, st.lists(st.sampled_from(["list", "tuple", "dict", "dataclass"]), max_size=4))
-def test_a_nan_anywhere_is_no_pass(data, wraps):
-    holder = {
-        "list": lambda x: [data, x],
-        "tuple": lambda x: (x, data),
-        "dict": lambda x: {"a": data, "b": x},
-        "dataclass": lambda x: Pair(left=x, right=1),
-    }
-    for leaf in (float("nan"), np.float32("nan"), complex(0, float("nan")), torch.tensor([1.0, float("nan")])):
-        for wrap in wraps:
-            leaf = holder[wrap](leaf)
-        assert exact("data", leaf, leaf).answer is Answer.UNANSWERED
+NAN = float("nan")
+NANS = [NAN, np.float32("nan"), complex(0, NAN), Decimal("NaN"), Decimal("sNaN"), np.datetime64("NaT")]
+WRAPS = {
+    "list": lambda x, more: [more, x],
+    "tuple": lambda x, more: (x, more),
+    "value": lambda x, more: {"a": more, "b": x},
+    "dataclass": lambda x, more: Pair(left=x, right=more),
+    "namespace": lambda x, more: SimpleNamespace(left=more, right=x),
+    "options": lambda x, more: argparse.Namespace(left=more, right=x),
+    "objects": lambda x, more: of_objects(more, x),
+}
+HASHABLE = {  # which pair what they hold by its hash
+    "key": lambda x: {0: 1, x: 2},
+    "key of a tuple": lambda x: {(0, x): 1},
+    "set": lambda x: {0, x},
+    "frozen set": lambda x: frozenset([x]),
+    "tuple in a set": lambda x: {(0, (x, 1))},
+    "set in a set": lambda x: {frozenset([x, 1])},
+    "frozen": lambda x: {Frozen(x)},
+    "keys": lambda x: {x: 1}.keys(),
+    "items": lambda x: {0: x}.items(),
+}
+
+
+def of_objects(*values):
+    found = np.empty(len(values), object)
+    for index, value in enumerate(values):
+        found[index] = value
+    return found
+
+
+def hashable(value):
+    try:
+        hash(value)
+    except TypeError:  # a signalling NaN is not, either
+        return False
+    return True
+
+
+@st.composite
+def with_a_nan(draw):
+    leaf = draw(st.sampled_from(NANS))
+    if hashable(leaf) and draw(st.booleans()):
+        leaf = draw(st.sampled_from(list(HASHABLE.values())))(leaf)
+    elif draw(st.booleans()):
+        leaf = draw(st.sampled_from([torch.tensor, np.array]))([1.0, NAN])
+    for wrap in draw(st.lists(st.sampled_from(list(WRAPS.values())), max_size=4)):
+        leaf = wrap(leaf, draw(NESTED))
+    return leaf
+
+
+@given(with_a_nan())
+def test_a_nan_anywhere_is_no_pass_though_it_is_one_object(data):
+    result = exact("data", data, data)
+    assert result.answer is Answer.UNANSWERED and "NaN at " in result.observed
+    assert result.measured["differ"] >= 1  # it is no match either
+
+
+@given(with_a_nan(), NESTED)
+def test_nor_is_it_where_the_other_has_none(data, other):
+    for got, expected in ((data, other), (other, data), ([other, data], [other])):
+        assert exact("data", got, expected).answer is Answer.UNANSWERED
+
+
+@given(NESTED, NESTED)
+def test_what_holds_no_nan_is_answered(one, other):
+    assert exact("data", [0, one], [0, other]).answer is not Answer.UNANSWERED
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (NAN, "value"),
+        ({"a": [1.0, NAN]}, "['a'][1]"),
+        ({NAN: 1}, "[nan]"),
+        ({NAN}, "value"),
+        ([{(1, NAN)}], "[0][1]"),
+        (torch.tensor([[0.0, NAN]]), "[0, 1]"),
+        ({"x": torch.tensor(NAN)}, "['x']"),
+        (SimpleNamespace(rate=NAN), ".rate"),
+    ],
+)
+def test_the_place_of_a_nan_is_named_as_one_would_write_it(data, where):
+    assert exact("data", data, data).observed.endswith(f"; NaN at {where}, which equals nothing")
 
 
 @dataclass
 class Pair:
     left: object
     right: object
+
+
+@dataclass(frozen=True)
+class Frozen:
+    value: object
 
 
 @pytest.mark.parametrize(
@@ -109,6 +189,8 @@ class Pair:
         ({"a": 1}, {"a": 1, "b": 2}, "['b']"),
         ({"a": 1, "b": 2}, {"a": 1}, "['b']"),
         (Pair(1, [2, 3]), Pair(1, [2, 4]), ".right[1]"),
+        (argparse.Namespace(rate=1, depth=2), argparse.Namespace(rate=1, depth=3), ".depth"),
+        (SimpleNamespace(rate=1), SimpleNamespace(rate=1, depth=3), ".depth"),
         ([torch.tensor([1, 2]), torch.tensor([3, 4])], [torch.tensor([1, 2]), torch.tensor([3, 5])], "[1][1]"),
         (np.array([{"a": 1}, {"a": 2}], object), np.array([{"a": 1}, {"a": 3}], object), "[1]['a']"),
         (np.array(["a", "b"]), np.array(["a", "c"]), "[1]"),
@@ -138,6 +220,10 @@ def test_a_place_is_named_as_one_would_write_it(got, expected, where):
         (torch.ones(1), torch.ones(1, 1)),
         (np.ones(1), torch.ones(1)),
         ({}, {"a": 1}),
+        ({1: "a"}, {True: "a"}),
+        ({1}, {True}),
+        ({(1, 2)}, {(True, 2)}),
+        ({1, 2}, frozenset([1, 2])),
         ([], [1]),
         (2**63, 2**63 + 1),
         (2.0**53, 2**53 + 1),
@@ -163,6 +249,10 @@ def test_what_is_only_alike_differs(got, expected):
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
         (float("inf"), float("inf")),
         (OrderedDict(a=1, b=2), {"b": 2, "a": 1}),
+        ({1, (2, 3.0)}, {(2, 3), 1.0}),
+        ({1: "a"}, {1.0: "a"}),
+        (10**400, 10**400),
+        (Decimal("0.5"), 0.5),
     ],
 )
 def test_what_has_equal_values_is_equal(got, expected):

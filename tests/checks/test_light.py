@@ -16,6 +16,13 @@ def test_importing_the_checks_imports_no_library():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_every_name_is_found_where_it_is_said_to_be():
+    import reprokit.checks
+
+    assert sorted(reprokit.checks.__all__) == sorted(reprokit.checks._HOMES)
+    assert all(getattr(reprokit.checks, name).__name__ == name for name in reprokit.checks.__all__)
+
+
 def test_data_without_arrays_are_compared_without_numpy():
     code = (
         "import sys; from reprokit.checks import About, at_least, check, exact\n"

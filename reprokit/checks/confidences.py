@@ -11,10 +11,10 @@ is too small.
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from reprokit.checks.data import checked_alpha, sample, shown, unsound
+from reprokit.checks.asked import checked_alpha, checked_name, checked_resamples, checked_seed, number, whole
+from reprokit.checks.data import sample, shown, unsound
 from reprokit.checks.result import Answer, Result
 from reprokit.errors import BadInput
 from reprokit.replay.verdict import ALPHA
@@ -39,15 +39,18 @@ def calibration(
 ) -> Result:
     """Confidences are calibrated, as far as the sample can tell; or with at_most: their calibration error is within it.
 
-    correct: whether each was right, as bools or 0 and 1. seed: of the draws alone.
+    confidences: probabilities, shape (n,). correct: whether each was right, shape (n,), as bools or 0 and 1. at_most: a
+    share, between 0 and 1. bins: of equal width. resamples, seed: of the draws alone. Raises BadInput for what is none
+    of these, and for two lengths.
     """
     import numpy as np
 
-    checked_alpha(name, alpha)
-    if bins < 1 or resamples < 1 / alpha:
-        raise BadInput(f"{name}: {bins} bins, {resamples} resamples; it takes a bin, and 1 / alpha resamples")
-    if at_most is not None and not (isfinite(at_most) and 0 < at_most < 1):
-        raise BadInput(f"{name}: at_most is {at_most}; a bound on a calibration error is between 0 and 1")
+    alpha, seed = checked_alpha(checked_name(name), alpha), checked_seed(name, seed)
+    bins = whole(name, "bins", bins, "it takes one, or more, up to a million", least=1, most=10**6)
+    resamples = checked_resamples(name, resamples, alpha)
+    if at_most is not None:
+        rule = "a bound on a calibration error is between 0 and 1"
+        at_most = number(name, "at_most", at_most, rule, allowed=lambda one: 0 < one < 1)
     sure, right = sample(name, confidences), sample(f"{name}: correct", correct)
     _check(name, sure, right)
     n = len(sure)
