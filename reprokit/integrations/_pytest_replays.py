@@ -7,16 +7,19 @@ instance of its class: what the first run or the tests before it left in fixture
 in global generators is not; pytest has no fresh process to offer. An attempt that skips says nothing and is left out.
 
 Reports are held back until the verdict is there, so that they carry it as properties; attempts themselves are not
-reported. A test that passes, is skipped or fails as expected (xfail) is run as always.
+reported. That a test failed is said before it is run again: an attempt may hang, or end the process. A test that
+passes, is skipped or fails as expected (xfail) is run as always.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -36,6 +39,7 @@ class Run:
     reports: list[pytest.TestReport] = field(default_factory=list)
     signature: Signature | None = None  # of the first phase that failed
     subtests: bool = False
+    names: dict[str, object] = field(default_factory=dict)  # that a doctest knows, and clears when it ends
 
 
 class Instead:
@@ -65,7 +69,7 @@ class Replays:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if item.stash.get(REPLAYING, False):
             return (yield)
-        self.run = first = Run()
+        self.run = first = Run(names=dict(_names(item)))
         handled = yield
         if not first.reports:
             return handled  # another plugin ran and reported it
@@ -95,23 +99,34 @@ class Replays:
     def _judge(self, item: pytest.Item, first: Run, failure: Signature) -> None:
         if first.subtests:
             return _say(first, VERDICT, "not replayed: its subtests report for themselves; parametrize it instead")
+        self._announce(item, first, failure)
         attempts: list[Attempt] = []
         interrupted = True
         try:
-            with _aside(item):
+            with _aside(item), _no_way_out():
                 _tear_down(item, first)
                 for index in range(self._asked):
-                    attempts.append(self._attempt(item, index, failure))
+                    attempts.append(self._attempt(item, index, first, failure))
             interrupted = False
         finally:
             _tell(item, first, self._replay(attempts, interrupted=interrupted))
 
-    def _attempt(self, item: pytest.Item, index: int, failure: Signature) -> Attempt:
+    def _announce(self, item: pytest.Item, first: Run, failure: Signature) -> None:
+        """On a terminal; a node of xdist has none, and its end is told by the one that has."""
+        if (terminal := item.config.pluginmanager.get_plugin("terminalreporter")) is None:
+            return
+        [failed, *_] = [report for report in first.reports if report.failed]
+        crash = getattr(failed.longrepr, "reprcrash", None)
+        said = (crash.message if crash else failure.message).partition("\n")[0]
+        times = "once" if self._asked == 1 else f"{self._asked} times"
+        terminal.write_line(f"{item.nodeid} failed at {failed.when} ({said}); running it {times} more")
+
+    def _attempt(self, item: pytest.Item, index: int, first: Run, failure: Signature) -> Attempt:
         from reprokit.replay.strata import Attempt
         from reprokit.step.outcome import Outcome, Status
 
         self.run = run = Run()
-        _renew_instance(item)
+        _renew(item, first.names)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         if run.signature is not None:
             status = Status.FAIL if _same(run.signature, failure) else Status.OTHER
@@ -163,17 +178,44 @@ def _aside(item: pytest.Item) -> Generator[None]:
         item.user_properties[:], item._report_sections[:] = properties, sections
 
 
+@contextmanager
+def _no_way_out() -> Generator[None]:
+    """Meanwhile os._exit fails an attempt: it would end the process with the failure unreported, and status 0 if it is
+    asked for that. Of another thread, such as a timeout's, it ends the process, but not as a success; processes that a
+    test forks leave as they like."""
+    here, leave = os.getpid(), os._exit
+
+    def stay(status: int) -> NoReturn:
+        if os.getpid() != here:
+            leave(status)
+        if threading.current_thread() is not threading.main_thread():
+            leave(status or 1)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def _tear_down(item: pytest.Item, first: Run) -> None:
     """The fixtures of class, module and session, which the first run left to the next test. That one makes its own."""
-    call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(None), when="teardown")
+    end = lambda: item.session._setupstate.teardown_exact(None)
+    call = pytest.CallInfo.from_call(end, when="teardown", reraise=(KeyboardInterrupt, pytest.exit.Exception))
     if call.excinfo is not None:
         first.reports.append(item.ihook.pytest_runtest_makereport(item=item, call=call))
 
 
-def _renew_instance(item: pytest.Item) -> None:
-    """The instance of a test class, which pytest keeps with its item."""
+def _renew(item: pytest.Item, names: dict[str, object]) -> None:
+    """What pytest keeps with its item: the instance of a test class, the names of a doctest."""
+    _names(item).update(names)
     if isinstance(item, pytest.Function) and item.__dict__.pop("_instance", None) is not None:
         item.obj = getattr(item.instance, item.originalname)
+
+
+def _names(item: pytest.Item) -> dict[str, object]:
+    return item.dtest.globs if isinstance(item, pytest.DoctestItem) else {}
 
 
 def _tell(item: pytest.Item, first: Run, replay: Replay) -> None:

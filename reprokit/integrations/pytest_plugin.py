@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reprokit.harness import Harness
 
 CHECK = "reprokit.check"
+DEBUGGERS = {"--pdb": "usepdb", "--trace": "trace"}  # options of pytest, and their names there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +58,8 @@ def _count(given: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Summary(), "reprokit-summary")
     if asked := config.getoption("reprokit_replays"):
-        if config.getoption("usepdb", False):
-            raise pytest.UsageError("--reprokit-replays and --pdb: each replay would stop in the debugger; choose one")
+        if debugger := next((option for option, on in DEBUGGERS.items() if config.getoption(on, False)), None):
+            raise pytest.UsageError(f"--reprokit-replays and {debugger}: each replay would stop there; choose one")
         replays = Replays(asked)
         config.pluginmanager.register(Instead(replays), "reprokit-instead")
         config.pluginmanager.register(replays, "reprokit-replays")  # the last is around all others

@@ -447,6 +447,164 @@ def test_without_the_option_nothing_is_run_again(ran, pytester):
     assert runs_of(pytester, "a") == 1 and told(result) == {}
 
 
+def test_nor_is_it_where_no_replays_are_asked_for(ran, pytester):
+    result = ran("def test_a():\n    count('a')\n    assert 0\n", "--reprokit-replays", "0")
+    assert runs_of(pytester, "a") == 1 and told(result) == {}
+
+
+def test_that_it_failed_is_said_before_it_runs_again(ran):
+    """An attempt may hang or die, and nothing else was reported yet."""
+    source = "def test_a():\n    print('run', count('a'))\n    assert [1, 2] == [1, 3]\n"
+    lines = ran(source, "--reprokit-replays", "2", "-s").outlines
+    said = "test_it.py::test_a failed at call (assert [1, 2] == [1, 3]); running it 2 times more"
+    places = [next(i for i, line in enumerate(lines) if one in line) for one in ("run 1", said, "run 2", "run 3")]
+    assert places == sorted(places)
+
+
+LEAVES = """
+import os, threading, time
+def test_a():
+    if count("a") > 1:
+        {leave}
+    assert 0
+def test_b(): pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 7])
+def test_an_attempt_that_ends_the_process_is_another_failure(ran, status):
+    result = ran(LEAVES.format(leave=f"os._exit({status})"), "--reprokit-replays", "3", process=True)
+    result.assert_outcomes(failed=1, passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    [said, _] = told(result)["test_it.py::test_a"]
+    assert said.startswith("NOT_REPRODUCED  0/3 failed as captured, 3 in another way (SystemExit at call")
+
+
+@pytest.mark.slow
+def test_a_thread_that_ends_the_process_makes_no_success_of_it(ran):
+    leave = "threading.Thread(target=os._exit, args=[0]).start(); time.sleep(60)"
+    result = ran(LEAVES.format(leave=leave), "--reprokit-replays", "3", process=True)
+    assert result.ret == 1 and "test_it.py::test_a failed at call (assert 0)" in result.stdout.str()
+
+
+@pytest.mark.slow
+def test_a_process_that_a_test_forks_leaves_as_it_likes(ran):
+    leave = "child = os.fork() or os._exit(5); assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5"
+    result = ran(LEAVES.format(leave=leave), "--reprokit-replays", "3", process=True)
+    assert told(result)["test_it.py::test_a"][0].startswith("REPRODUCIBLE  3/3")
+
+
+@pytest.mark.slow
+def test_an_attempt_that_hangs_is_ended_by_its_timeout(ran):
+    source = LEAVES.format(leave="time.sleep(60)")
+    result = ran(source, "--reprokit-replays", "2", "--timeout", "1", process=True)
+    result.assert_outcomes(failed=1, passed=1)
+    assert "2 in another way" in told(result)["test_it.py::test_a"][0]
+
+
+DOCTEST = '''
+N = [3]
+def twice(n):
+    """
+    >>> import counting
+    >>> _ = counting.count("doctest")
+    >>> twice(N[0])
+    7
+    """
+    return 2 * n
+'''
+
+
+def test_a_doctest_knows_its_names_again(ran, pytester):
+    result = ran(DOCTEST, "--reprokit-replays", "3", "--doctest-modules")
+    assert told(result)["test_it.py::test_it.twice"][0].startswith("REPRODUCIBLE  3/3")
+    assert runs_of(pytester, "doctest") == 4
+
+
+UNIT = """
+import unittest
+
+class TestUnit(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.made = count("class")
+    @classmethod
+    def tearDownClass(cls): del cls.made
+    def test_a(self): self.assertEqual(self.made, 0)
+
+class TestBroken(unittest.TestCase):
+    def setUp(self): raise RuntimeError("up")
+    def test_b(self): pass
+
+class TestLate(unittest.TestCase):
+    def tearDown(self): raise RuntimeError("down")
+    def test_c(self): pass
+
+class TestWhole(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise RuntimeError("class")
+    def test_d(self): pass
+
+class TestAsync(unittest.IsolatedAsyncioTestCase):
+    async def test_e(self): self.assertTrue(False)
+
+async def test_f(): pass
+"""
+
+
+def test_unit_tests_are_judged_as_all_others(ran, pytester):
+    result = ran(UNIT, "--reprokit-replays", "3")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    verdicts = {name.rpartition("::")[2]: said[0][:17] for name, said in told(result).items()}
+    assert verdicts == {f"test_{letter}": "REPRODUCIBLE  3/3" for letter in "abcdef"}
+    assert runs_of(pytester, "class") == 4
+
+
+def test_fixtures_of_a_class_are_made_anew(ran, pytester):
+    source = """
+class TestA:
+    @pytest.fixture(scope="class", autouse=True)
+    def made(self, request):
+        request.cls.number = count("made")
+        yield
+        del request.cls.number
+    @pytest.mark.parametrize("n", [0, -1])
+    def test_a(self, n): assert self.number == n
+"""
+    result = ran(source, "--reprokit-replays", "2")
+    result.assert_outcomes(failed=2)
+    assert all(said[0].startswith("REPRODUCIBLE  2/2") for said in told(result).values())
+    assert runs_of(pytester, "made") == 1 + 2 + 1 + 2
+
+
+@pytest.mark.slow
+def test_a_failure_is_the_last_one_for_pytest_too(ran, pytester):
+    source = "def test_a(): count('a')\ndef test_b():\n    count('b')\n    assert 0\n"
+    kept = ["-p", "cacheprovider", "--reprokit-replays", "2"]
+    ran(source, *kept, process=True).assert_outcomes(passed=1, failed=1)
+    ran(source, *kept, "--lf", process=True).assert_outcomes(failed=1)
+    assert (runs_of(pytester, "a"), runs_of(pytester, "b")) == (1, 6)
+
+
+@pytest.mark.slow
+def test_what_a_node_of_xdist_found_is_in_junit(ran, pytester):
+    source = "import os\ndef test_a(): assert 0\ndef test_b():\n    os._exit(0)\n"
+    ran(source, "--reprokit-replays", "3", "-n", "2", "--junitxml", "j.xml", process=True)
+    of = {case.get("name"): case for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase")}
+    properties = {one.get("name"): one.get("value") for one in of["test_a"].iter("property")}
+    assert properties["reprokit.verdict"].startswith("REPRODUCIBLE  3/3")
+    assert "crashed" in ElementTree.tostring(of["test_b"], "unicode")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--reprokit-replays", "3"]])
+def test_where_torch_does_not_import_tests_are_run_and_judged(ran, pytester, options):
+    pytester.makepyfile(torch="raise ImportError('libcudart.so is missing')")
+    result = ran("def test_a():\n    assert 0\n", *options, process=True)
+    result.assert_outcomes(failed=1)
+    assert ("REPRODUCIBLE  3/3" in result.stdout.str()) == bool(options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ["-1", "many", "1.5"])
 def test_a_number_of_replays_is_a_number(ran, given):
@@ -456,9 +614,10 @@ def test_a_number_of_replays_is_a_number(ran, given):
 
 
 @pytest.mark.slow
-def test_replays_and_a_debugger_do_not_go_together(ran):
-    result = ran("def test_a(): pass\n", "--reprokit-replays=3", "--pdb", process=True)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and "choose one" in result.stderr.str()
+@pytest.mark.parametrize("debugger", ["--pdb", "--trace"])
+def test_replays_and_a_debugger_do_not_go_together(ran, debugger):
+    result = ran("def test_a(): pass\n", "--reprokit-replays=3", debugger, process=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and f"{debugger}: each replay" in result.stderr.str()
 
 
 CHECKED = """
@@ -510,7 +669,8 @@ def test_a():
     result = ran(source, *options, process=True)
     assert "assert 0" in result.stdout.str()
     after = (
-        "import sys, reprokit.integrations.pytest_plugin; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        "import sys, reprokit.integrations.pytest_plugin\n"
+        "sys.exit(' '.join({'torch', 'numpy', 'reprokit.checks.equal', 'reprokit.replay'} & set(sys.modules)) or None)"
     )
     subprocess.run([sys.executable, "-c", after], check=True, timeout=60)
 
