@@ -39,7 +39,7 @@ def written(canvas: Any, out: Path) -> Path:
     canvas.print_png(data, metadata={"Software": None})
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _files.write_whole(out, data.getvalue())
+        _files.write_out(out, data.getvalue())
     except OSError as error:
         raise BadInput(f"{out}: cannot be written ({error.strerror}); choose another folder") from error
     return out

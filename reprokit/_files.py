@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -121,6 +122,30 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Where somebody said: whole, or as it was, and a link stays a link. What is no file (a device, a pipe, a stream of
+    this process) is written into."""
+    if not _is_stream(path):
+        write_whole(Path(os.path.realpath(path)), data)
+        return
+    stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe that nobody reads is no reason to wait
+    os.set_blocking(stream, True)
+    with os.fdopen(stream, "wb") as file:
+        file.write(data)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether another file in its place would not be what was meant. Of a process's own streams some are files."""
+    if not path.exists():
+        return False
+    while not (own := _STREAMS.fullmatch(os.path.realpath(path.parent))) and path.is_symlink():
+        path = path.parent / os.readlink(path)
+    return own is not None or not path.is_file()
+
+
+_STREAMS = re.compile("/dev|/proc/.*/fd")
 
 
 def seal(folder: Path, names: Iterable[str]) -> list[str]:

@@ -34,14 +34,14 @@ def xml(report: Report, entrypoint: str) -> bytes:
         else:
             ET.SubElement(case, "system-out").text = _clean(_sentence(finding))
     ET.indent(suites)
-    return bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True))
+    return bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def write(report: Report, entrypoint: str, path: Path) -> None:
-    """Whole, or not there. Raises BadInput where it cannot be written."""
+    """Whole, or as it was; a device or a pipe is written into. Raises BadInput where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _files.write_whole(path, xml(report, entrypoint))
+        _files.write_out(path, xml(report, entrypoint))
     except OSError as error:
         raise BadInput(f"--junit {path}: cannot be written ({error.strerror}); choose another file") from error
 
