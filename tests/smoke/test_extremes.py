@@ -131,6 +131,35 @@ def test_nan_in_an_entry_that_the_loss_does_not_read_is_not_judged():
     assert not failed(found) and "NaN in rate" in skipped(found) and "NaN in x" not in skipped(found)
 
 
+def test_a_mean_of_no_samples_is_told_and_is_no_failure():
+    def build(_):
+        net = nn.Linear(16, 1)
+        step = lambda batch: net(batch["x"]).square().mean()
+        return Harness(
+            modules={"net": net}, optimizer=torch.optim.SGD(net.parameters()), step=step, layout={"x": "b d"}
+        )
+
+    found = rows(Extremes(), subject(build, batches=[{"x": torch.ones(8, 16)}], config={}))
+    assert not failed(found) and EMPTY in skipped(found)
+    assert "nonfinite_loss at loss" in found[EMPTY].observed
+
+
+def test_no_samples_that_spoil_the_gradients_behind_a_finite_loss_fail():
+    def build(_):
+        net = nn.Linear(16, 1)
+
+        def step(batch):
+            loss = net(batch["x"]).square().sum()
+            return loss if len(batch["x"]) else loss + (net.weight.sum() * 0).sqrt()
+
+        return Harness(
+            modules={"net": net}, optimizer=torch.optim.SGD(net.parameters()), step=step, layout={"x": "b d"}
+        )
+
+    found = rows(Extremes(), subject(build, batches=[{"x": torch.ones(8, 16)}], config={}))
+    assert failed(found) == [EMPTY] and "nonfinite_grad" in found[EMPTY].observed
+
+
 def test_a_layout_without_samples_has_no_empty_batch():
     asked = plain(lambda net, x: net(x).square().mean())
 
@@ -150,7 +179,7 @@ def test_a_batch_without_content_is_said_to_be_one():
         return Harness(modules={"table": table}, optimizer=sgd, step=step, layout={"token": "b"})
 
     found = rows(Extremes(), subject(build, batches=[{"token": torch.arange(4)}], config={}))
-    assert {LARGE, SMALL, CONSTANT, "NaN", ADVERSARIAL, PRECISION} == set(skipped(found))
+    assert {LARGE, SMALL, CONSTANT, EMPTY, "NaN", ADVERSARIAL, PRECISION} == set(skipped(found))
 
 
 def test_without_a_batch_nothing_is_said():

@@ -94,10 +94,17 @@ class Extremes(Gate):
         empty = hostile.without_samples(batch, layout)
         if empty is None:
             return self.not_applicable(check, f"the layout names no axis of samples, {hostile.SAMPLES!r}")
-        return self._survives(bench, check, empty)
+        outcome = _outcome(bench, empty)
+        if outcome.symptom and outcome.symptom.kind is Kind.NONFINITE_LOSS:  # as of any mean, and nobody can miss it
+            because = f"a mean of nothing is NaN ({outcome.told}); where a batch may be empty, refuse it with an error"
+            return self.not_applicable(check, because)
+        return self._judged(check, outcome, empty)
 
     def _survives(self, bench: Bench, check: str, batch: Any) -> Finding:
-        found = self._survived(check, _outcome(bench, batch))
+        return self._judged(check, _outcome(bench, batch), batch)
+
+    def _judged(self, check: str, outcome: _Outcome, batch: Any) -> Finding:
+        found = self._survived(check, outcome)
         return replace(found, batch=batch if found.verdict is Verdict.FAILED else None)
 
     def _survived(self, check: str, outcome: _Outcome) -> Finding:
