@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from reprokit.cli import common
+from reprokit.cli import common, streams
 from reprokit.errors import ReprokitError
 from reprokit.report import escape
 from reprokit.smoke import junit, opening
 from reprokit.smoke import smoke as gates
-from reprokit.smoke.gate import Finding, Subject, Verdict
+from reprokit.smoke.clock import LIMIT, Clock, Overdue
+from reprokit.smoke.gate import OPENING, Finding, Subject, Verdict, hangs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -45,6 +47,9 @@ def smoke(
     ] = False,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Pictures of views, features and losses.")] = None,
     junit_: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="The findings as JUnit XML.")] = None,
+    hang_after: Annotated[
+        float, typer.Option(min=0.1, max=1e6, metavar="SECONDS", help="That a build, a step or a batch may take.")
+    ] = LIMIT,
     as_json: common.Json = False,
 ) -> int:
     """Ask gates of the harness that ENTRYPOINT builds: does it replay, are shapes, numbers and gradients what they are
@@ -54,38 +59,56 @@ def smoke(
     """
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     chosen = gates.chosen(names, overfit=overfit, extremes=extremes)
-    subject = opening.opened(entrypoint, config, seed=seed, out=out)
+    clock = Clock(hang_after)
+
+    def tell(report: gates.Report, pictures: Sequence[Path] = ()) -> None:
+        if as_json:
+            common.emit(report.to_json() | {"plots": list(map(str, pictures))})
+        else:
+            _print(report, pictures)
+            _next(report, entrypoint, config, whole=not names, overfit=overfit is not None)
+        if junit_ is not None:  # after the answer: a file that cannot be written is no reason to lose it
+            junit.write(report, entrypoint, junit_)
+
     with common.progress() as bars:
-        report = gates.smoke(subject, chosen, common.Reporter(bars))
+
+        def stuck(report: gates.Report) -> None:
+            """The main thread will never come back, not even to be told to end."""
+            bars.stop()
+            try:
+                tell(report)
+                streams.flush()
+            finally:
+                os._exit(1)
+
+        clock.stuck = lambda overdue: stuck(gates.Report(findings=(hangs(OPENING, overdue, []),)))
+        subject = opening.opened(entrypoint, config, seed=seed, out=out, clock=clock)
+        report = gates.smoke(subject, chosen, common.Reporter(bars), stuck)
+        clock.stuck = lambda _: stuck(report)
         pictures, trouble = _drawn(subject, plots)
-    if as_json:
-        common.emit(report.to_json() | {"plots": list(map(str, pictures))})
-    else:
-        _print(report, pictures)
-        _next(report, entrypoint, config, whole=not names, overfit=overfit is not None)
-    if junit_ is not None:  # after the answer: a file that cannot be written is no reason to lose it
-        junit.write(report, entrypoint, junit_)
+    tell(report, pictures)
     if isinstance(trouble, ReprokitError):
         raise trouble
     return 0 if report.passed else 1
 
 
-def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], Exception | None]:
+def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], BaseException | None]:
     """What goes wrong with a picture is no reason to lose the report."""
     if folder is None:
         return [], None
     from reprokit.smoke import plots
 
     try:
-        return plots.draw(subject, folder), None
+        with subject.clock.watching():
+            return plots.draw(subject, folder), None
     except ReprokitError as error:  # that is said last
         return [], error
-    except Exception as error:
+    except (Exception, Overdue) as error:
         common.say(f"no pictures: {type(error).__name__}: {error}")
         return [], error
 
 
-def _print(report: gates.Report, pictures: list[Path]) -> None:
+def _print(report: gates.Report, pictures: Sequence[Path]) -> None:
     """The answer first, the evidence below it, the next step last."""
     console = common.out()
     console.print(_answer(report), soft_wrap=True)

@@ -8,6 +8,7 @@ counterpart that such a model fails: a constant encoder leaks nothing.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reprokit.capture.source import find_root
+from reprokit.failure import exception_signature
 from reprokit.harness import Harness
+from reprokit.smoke.clock import Clock, Overdue
 from reprokit.step import rng
 from reprokit.step.load import build_harness
+from reprokit.step.probe import phase_of
 
+OPENING = "opening"  # stands in the place of a gate where none could ask yet
+HANGS = "it comes to an end"
 LAPS = 2  # batches that each gate looks at: what is right once may be a state that the first step leaves
 
 
@@ -59,11 +66,48 @@ class Subject:
     seed: int = 0
     out: Path | None = None  # folder for incidents
     times: Sequence[Mapping[str, Any]] = ()  # of each batch, entry -> its frames' indices, where the loader tells them
+    opening: Sequence[Finding] = ()  # what failed before a gate could ask
+    clock: Clock = field(default_factory=Clock, compare=False)  # of each build and each step
+
+    @property
+    def roots(self) -> list[Path]:
+        """Where the user's code is."""
+        try:
+            return [find_root(Path(inspect.getfile(self.build)))]
+        except (TypeError, OSError):
+            return []
 
     def harness(self) -> Harness:
         """Built anew from a copy of the config, with all generators seeded: no gate sees what another one left."""
         rng.seed(self.seed)
-        return build_harness(self.build, self.entrypoint, copy.deepcopy(self.config))
+        self.clock.begins()
+        harness = build_harness(self.build, self.entrypoint, copy.deepcopy(self.config))
+        if self.clock.seconds is not None:
+            harness.step = _begun(harness.step, self.clock)
+        return harness
+
+
+def _begun(step: Callable[[Any], Any], clock: Clock) -> Callable[[Any], Any]:
+    def begun(batch: Any) -> Any:
+        clock.begins()
+        return step(batch)
+
+    return begun
+
+
+def hangs(gate: str, overdue: Overdue, roots: Sequence[Path]) -> Finding:
+    """What was interrupted, with the user's function that it was in, and the line where it stood."""
+    signature = exception_signature(overdue, phase=phase_of(overdue), roots=roots)
+    where = f" ({signature.function or signature.where})"
+    return Finding(
+        gate=gate,
+        check=HANGS,
+        expected=f"each build and each step within {overdue.seconds:g} s",
+        observed=f"{overdue}{where}",
+        verdict=Verdict.FAILED,
+        advice="`reprokit show` on its incident has the stacks of all threads; if it is slow, --hang-after allows more",
+        lap=LAPS,  # or one before that
+    )
 
 
 class Gate(ABC):

@@ -8,17 +8,20 @@ it begins, with no signature: state and batch are there to be looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from reprokit import _files
 from reprokit.capture.logs import one_line
 from reprokit.capture.recorder import Recorder
-from reprokit.smoke.gate import Finding, Subject, Verdict
+from reprokit.smoke.clock import Overdue
+from reprokit.smoke.gate import HANGS, Finding, Subject, Verdict
 from reprokit.smoke.laps import copied
+from reprokit.step.limits import Limits
 
 PREFIX = "smoke gate"
+_SOONER = 0.8  # of the time that a step has before it is interrupted, after which it is captured as a hang
 
 
 def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], list[str]]:
@@ -26,6 +29,12 @@ def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], li
     failed = [one for one in findings if one.verdict is Verdict.FAILED]
     if subject.out is None or not failed:
         return [], []
+    hung = any(one.check == HANGS for one in failed)  # otherwise the steps are known to end, and writing may take long
+    with subject.clock.watching() if hung else nullcontext():
+        return _each(subject, failed)
+
+
+def _each(subject: Subject, failed: Sequence[Finding]) -> tuple[list[Path], list[str]]:
     paths: list[Path] = []
     ended = False  # by a failure of its own: later laps begin with that step
     for batches, shown in _cases(subject, failed):
@@ -37,7 +46,7 @@ def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], li
         try:
             own = _failing(subject, reason, batches)
             path = own or _as_it_begins(subject, reason, batches)
-        except (Exception, SystemExit) as error:  # what cannot be captured is said, and stops no other gate
+        except (Exception, SystemExit, Overdue) as error:  # what cannot be captured is said, and stops no other gate
             return paths, [f"no incident: {one_line(error)}"]
         if path is None:
             return paths, ["no incident was written"]
@@ -59,7 +68,7 @@ def _cases(subject: Subject, failed: Sequence[Finding]) -> Iterator[tuple[list[A
 def _failing(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
     """Of a step that fails by itself, with one of these."""
     recorder = _recorder(subject, reason)
-    with suppress(Exception, SystemExit), recorder:
+    with suppress(Exception, SystemExit, Overdue), recorder:
         for batch in batches:
             recorder.step(copied(batch))
     return recorder.incidents[-1] if recorder.incidents else None
@@ -86,6 +95,7 @@ def _recorder(subject: Subject, reason: str) -> Recorder:
         black_box=False,
         recapture=True,
         reason=reason,
+        limits=None if subject.clock.seconds is None else Limits(hang_after=_SOONER * subject.clock.seconds),
     )
 
 

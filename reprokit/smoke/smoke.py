@@ -7,20 +7,19 @@ seen nothing. And where nothing passed because nothing could be asked, that is n
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from reprokit.capture.logs import one_line
-from reprokit.capture.source import find_root
 from reprokit.errors import BadInput
 from reprokit.failure import Signature, exception_signature
 from reprokit.smoke import incidents
-from reprokit.smoke.gate import Finding, Gate, Subject, Verdict
+from reprokit.smoke.clock import Overdue
+from reprokit.smoke.gate import HANGS, OPENING, Finding, Gate, Subject, Verdict, hangs
 from reprokit.smoke.gates.extremes import Extremes
 from reprokit.smoke.gates.gradients import Gradients
 from reprokit.smoke.gates.leakage import Leakage
@@ -94,56 +93,103 @@ def chosen(only: Sequence[str] = (), *, overfit: int | None = None, extremes: bo
     return gates
 
 
-def smoke(subject: Subject, gates: Sequence[Gate], progress: Progress | None = None) -> Report:
-    """Ask these gates, in this order; one that fails leaves an incident where the subject has a folder for it."""
-    progress = progress or Silence()
-    findings: list[Finding] = []
-    captured: list[tuple[str, Path]] = []
-    uncaptured: list[str] = []
-    raised: dict[Signature, str] = {}
+def smoke(
+    subject: Subject,
+    gates: Sequence[Gate],
+    progress: Progress | None = None,
+    stuck: Callable[[Report], object] | None = None,
+) -> Report:
+    """Ask these gates, in this order; one that fails leaves an incident where the subject has a folder for it.
+
+    stuck: is given the report, on another thread, where something hangs and cannot be interrupted.
+    """
+    asking = _Asking(subject, gates)
+    if stuck is not None:
+        subject.clock.stuck = lambda overdue: stuck(asking.given_up(overdue))
     before = rng.take()
-    for number, gate in enumerate(gates):
-        progress.show(f"gate {gate.name}", number, len(gates))
-        with _quiet() as lines:
-            found = list(_asked(gate, subject, raised))
-            lines.clear()
-            paths, why = incidents.write(subject, found)
-        captured += [(gate.name, path) for path in paths]
-        uncaptured += [f"{gate.name}: {'; '.join([*why, *lines])}"] if why else []
-        findings += found
+    asking.ask(progress or Silence())
     rng.put(before)
-    return Report(findings=tuple(findings), incidents=tuple(captured), uncaptured=tuple(uncaptured))
+    return asking.report()
 
 
-def _asked(gate: Gate, subject: Subject, raised: dict[Signature, str]) -> Iterator[Finding]:
-    """Its findings, one at least, whatever it does."""
-    count = 0
+class _Asking:
+    """How far it has come. After something that hangs no gate is asked: it would hang there as well."""
+
+    def __init__(self, subject: Subject, gates: Sequence[Gate]) -> None:
+        self._subject, self._gates = subject, gates
+        self._findings = list(subject.opening)
+        self._begun = 0  # gates
+        self._captured: list[tuple[str, Path]] = []
+        self._uncaptured: list[str] = []
+        self._raised: dict[Signature, str] = {}
+
+    def ask(self, progress: Progress) -> None:
+        self._capture(OPENING, self._findings)
+        for number, gate in enumerate(self._gates):
+            progress.show(f"gate {gate.name}", number, len(self._gates))
+            self._begun = number + 1
+            if hung := self._hung:
+                self._findings.append(_after(gate, hung))
+                continue
+            first = len(self._findings)
+            with _quiet():
+                _ask(gate, self._subject, self._raised, self._findings)
+            self._capture(gate.name, self._findings[first:])
+
+    def report(self) -> Report:
+        return Report(
+            findings=tuple(self._findings), incidents=tuple(self._captured), uncaptured=tuple(self._uncaptured)
+        )
+
+    def given_up(self, overdue: Overdue) -> Report:
+        """What is known, from another thread, of what is still under way."""
+        if not self._hung:  # else it is the capture of that which hangs
+            name = self._gates[self._begun - 1].name if self._begun else OPENING
+            self._findings.append(hangs(name, overdue, self._subject.roots))
+            self._uncaptured.append(f"{name}: no incident, because it hangs where it cannot be interrupted")
+        self._findings += [_after(gate, self._hung) for gate in self._gates[self._begun :]]
+        return self.report()
+
+    @property
+    def _hung(self) -> str:
+        """The gate that did."""
+        return next((one.gate for one in self._findings if one.check == HANGS), "")
+
+    def _capture(self, name: str, found: Sequence[Finding]) -> None:
+        with _quiet() as lines:
+            paths, why = incidents.write(self._subject, found)
+        self._captured += [(name, path) for path in paths]
+        self._uncaptured += [f"{name}: {'; '.join(dict.fromkeys([*why, *lines]))}"] if why else []
+
+
+def _ask(gate: Gate, subject: Subject, raised: dict[Signature, str], findings: list[Finding]) -> None:
+    """Adds what it finds, one at least, whatever it does."""
+    before = len(findings)
     try:
-        for finding in gate.look(subject):
-            count += 1
-            yield finding
+        with subject.clock.watching():
+            for finding in gate.look(subject):
+                findings.append(finding)  # each at once: what hangs later does not take it along
+    except Overdue as overdue:
+        findings.append(hangs(gate.name, overdue, subject.roots))
     except (Exception, SystemExit) as error:  # a step that exits must not take the report with it
-        yield _broke(gate, subject, error, raised)
-        return
-    if not count:
-        yield gate.failed("it says something", "one finding at least", "nothing", "report this: a gate must answer")
+        findings.append(_broke(gate, subject, error, raised))
+    if len(findings) == before:
+        nothing = gate.failed("it says something", "one finding at least", "nothing", "report this: a gate must answer")
+        findings.append(nothing)
+
+
+def _after(gate: Gate, hung: str) -> Finding:
+    return gate.not_applicable("all of it", f"what hangs may hang here as well: see {hung}")
 
 
 def _broke(gate: Gate, subject: Subject, error: BaseException, raised: dict[Signature, str]) -> Finding:
-    signature = exception_signature(error, phase=phase_of(error), roots=_roots(subject))
+    signature = exception_signature(error, phase=phase_of(error), roots=subject.roots)
     check, where = "the step does not raise", signature.function or signature.where
     if first := raised.get(signature):
         return gate.not_applicable(check, f"the step raises {type(error).__name__} in {where}: see {first}")
     raised[signature] = gate.name
     observed = f"{one_line(error)} ({where})"
     return gate.failed(check, "no exception", observed, "mend it first: nothing else was seen of this gate")
-
-
-def _roots(subject: Subject) -> list[Path]:
-    try:
-        return [find_root(Path(inspect.getfile(subject.build)))]
-    except (TypeError, OSError):
-        return []
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

@@ -1,7 +1,11 @@
 """`reprokit smoke` as a person and as a program meet it."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -32,6 +36,43 @@ def script(tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(SCRIPT)
     yield f"{name}.py:build"
     sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def hanging(script, tmp_path):
+    """hanging(code) -> the entrypoint of a script whose step runs this and then hangs by it."""
+
+    def edit(code):
+        file = tmp_path / script.partition(":")[0]
+        file.write_text(
+            f"from pathlib import Path\n{code}\n" + SCRIPT.replace("step=lambda batch:", "step=lambda batch: hang() or")
+        )
+        return script
+
+    return edit
+
+
+WAITS = "import threading\ndef hang():\n    Path('begun').touch()\n    threading.Event().wait()"
+DEAF = """
+import ctypes
+def hang():
+    lock, lib = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    while True:  # the second time it waits for itself, in C
+        lib.pthread_mutex_lock(lock)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(*words) -> a process of `reprokit smoke`."""
+
+    def started(*words):
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "reprokit", "smoke", *map(str, words)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+
+    return started
 
 
 @pytest.fixture
@@ -93,6 +134,60 @@ def test_junit_that_cannot_be_written_does_not_cost_the_answer(cli, script, tmp_
     code, out, err = cli("smoke", script, *FAST, "--junit", "file/smoke.xml")
     assert (code, out.startswith("PASSED")) == (2, True)
     assert "--junit file/smoke.xml: cannot be written" in err
+
+
+def test_a_step_that_hangs_fails_with_its_place_and_an_incident(cli, hanging, tmp_path):
+    code, out, _ = cli("smoke", hanging(WAITS), *FAST, "--hang-after", "1")
+    lines = out.strip().splitlines()
+    assert code == 1
+    assert lines[0].startswith("FAILED  numbers; ")
+    assert "no end after 1 s" in " ".join(out.split())
+    (path,) = (tmp_path / "incidents").glob("*-smoke-numbers")
+    assert lines[-1] == f"next: reprokit show {path}"
+    assert Incident.open(path).manifest.signature.kind == "hang"
+
+
+@pytest.mark.slow
+def test_what_hangs_where_nothing_can_interrupt_it_is_told_too(start, hanging, tmp_path):
+    with start(hanging(DEAF), *FAST, "--hang-after", "6", "--json", "--junit", "smoke.xml") as running:
+        out, _ = running.communicate(timeout=120)
+    data = json.loads(out)
+    assert (running.returncode, data["passed"]) == (1, False)
+    (failed,) = [one for one in data["findings"] if one["verdict"] == "FAILED"]
+    assert failed["gate"] == "numbers" and "in hang (" in failed["observed"]
+    assert [one["gate"] for one in data["findings"]][-1] == "gradients"
+    assert "cannot be interrupted" in data["uncaptured"][0]
+    assert ET.fromstring((tmp_path / "smoke.xml").read_bytes()).get("failures") == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interruption_is_one_line_and_leaves_nothing_half(start, hanging, tmp_path, number):
+    entrypoint = hanging(WAITS)
+    with start(entrypoint, *FAST, "--junit", "smoke.xml", "--hang-after", "1000") as running:
+        while not (tmp_path / "begun").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.send_signal(number)
+        out, err = running.communicate(timeout=60)
+    assert out == ""
+    if number == signal.SIGKILL:
+        assert running.returncode == -number
+    else:
+        assert running.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+        assert err.strip().splitlines()[-1] == "reprokit: interrupted"
+    left = {one.name for one in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"begun", entrypoint.partition(":")[0]}
+
+
+def test_a_loader_that_raises_at_its_second_batch_is_a_failure_whichever_gates_are_asked(cli, script, tmp_path):
+    file = tmp_path / script.partition(":")[0]
+    file.write_text(SCRIPT.replace("for _ in range(3)]", "for _ in range(3)][:1] + [None]"))
+    code, out, _ = cli("smoke", script, "--only", "gradients", "--json")
+    first, *others = json.loads(out)["findings"]
+    assert (code, first["gate"], first["verdict"]) == (1, "opening", "FAILED")
+    assert first["observed"] == "batch 2 of the loader has no tensors: it is None"
+    assert "PASSED" in {one["verdict"] for one in others}
 
 
 @pytest.mark.parametrize("width", ["40", "80", "160"])

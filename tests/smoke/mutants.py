@@ -6,6 +6,7 @@ Each mutant trains without an exception: that is what makes it dangerous. `CAUGH
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,10 @@ def private_generator(config: Mapping[str, Any]) -> Harness:
     own = Generator().manual_seed(0)
     draw = lambda: 1 + torch.rand((), generator=own)
     return _losing(build(config), lambda terms: {**terms, "loss": terms["loss"] * draw()})
+
+
+def hanging(config: Mapping[str, Any]) -> Harness:
+    return _losing(build(config), lambda terms: threading.Event().wait())
 
 
 CAUGHT_BY = {  # mutant -> the gate, and what of the config makes it silent

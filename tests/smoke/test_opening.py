@@ -1,14 +1,20 @@
 """From the words of a command to what the gates look at; what is wrong with them is one line."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from reprokit.errors import BadInput
-from reprokit.smoke import opening
+from reprokit.smoke.clock import Clock
+from reprokit.smoke.gate import Verdict
+from reprokit.smoke.gates.gradients import Gradients
+from reprokit.smoke.gates.resources import Resources
 from reprokit.smoke.opening import opened, read_config
+from reprokit.smoke.smoke import smoke
 
 SCRIPT = """
 import torch, reprokit
@@ -104,21 +110,58 @@ def test_a_script_in_a_folder_is_named_from_the_root_of_its_repository(script, t
     [
         ("LOADER = None", "the harness has no loader"),
         ("LOADER = []", "the loader gives no batch"),
-        ("LOADER = ({}[i] for i in [0])", "the loader raised KeyError"),
+        ("LOADER = ({}[i] for i in [0])", "the loader raised KeyError: 0 (smoked_"),
+        ("LOADER = [{}]", "batch 1 of the loader has no tensors: it is {}"),
+        ("LOADER = [{'x': []}]", "batch 1 of the loader has no tensors: it is {'x': []}"),
+        ("LOADER = [{'x': (i for i in [])}]", "batch 1 of the loader cannot be copied: TypeError: cannot pickle"),
+        ("LOADER = [None]", "batch 1 of the loader has no tensors: it is None"),
     ],
 )
 def test_why_there_are_no_batches(script, tmp_path, loader, why):
     subject = opened(script(SCRIPT.replace("LOADER = Loader()", loader)), config(tmp_path), root=tmp_path)
     assert subject.batches == ()
     assert subject.no_batches.startswith(why)
+    assert [one.observed for one in subject.opening] == ([] if loader[-4:] == "None" else [subject.no_batches])
 
 
-def test_a_loader_that_is_stuck_is_given_up(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "WITHIN", 0.2)
+SECOND = {
+    "raises": 'yield {"x": torch.rand(2, 4)}; raise OSError("gone"); yield {"x"',
+    "hangs": 'yield {"x": torch.rand(2, 4)}; __import__("time").sleep(30); yield {"x"',
+    "is empty": 'yield {"x": torch.rand(2, 4)}; yield {}; yield {"x"',
+}
+
+
+@pytest.mark.parametrize("what", SECOND)
+def test_a_loader_that_fails_at_its_second_batch_has_failed_and_its_first_is_asked(script, tmp_path, what):
+    text = SCRIPT.replace('yield {"x"', SECOND[what])
+    subject = opened(script(text), config(tmp_path), root=tmp_path, clock=Clock(1.0 if what == "hangs" else None))
+    assert len(subject.batches) == 1 and not subject.no_batches
+    (told,) = subject.opening
+    assert "batch 2" in told.observed and told.advice
+    report = smoke(subject, [Gradients(), Resources()])
+    assert not report.passed and report.failed_gates == ("opening",)
+    assert any(one.verdict is Verdict.PASSED for one in report.findings)
+    (asked_again,) = [one for one in report.findings if one.check == "time of a batch"]
+    assert "see opening" in asked_again.observed
+
+
+def test_a_loader_that_ends_after_one_batch_has_not_failed(script, tmp_path):
+    once = SCRIPT.replace("LOADER = Loader()", 'LOADER = [{"x": torch.rand(2, 4)}]')
+    assert opened(script(once), config(tmp_path), root=tmp_path).opening == ()
+
+
+def test_a_loader_that_is_stuck_is_given_up(script, tmp_path):
     stuck = SCRIPT.replace('yield {"x"', '__import__("time").sleep(30); yield {"x"')
-    subject = opened(script(stuck), config(tmp_path), root=tmp_path)
+    subject = opened(script(stuck), config(tmp_path), root=tmp_path, clock=Clock(0.2))
     assert subject.batches == ()
-    assert "num_workers=0" in subject.no_batches
+    assert "no batch 1 in 0.2 s" in subject.no_batches
+    assert "num_workers=0" in subject.opening[0].advice
+
+
+def test_a_script_that_hangs_while_it_is_loaded_is_bad_input(script, tmp_path):
+    hanging = "__import__('threading').Event().wait()\n" + SCRIPT
+    with pytest.raises(BadInput, match=r"no end after 1 s, at threading.py:\d+ in wait; .* --hang-after"):
+        opened(script(hanging), config(tmp_path), root=tmp_path, clock=Clock(1.0))
 
 
 def test_what_a_loader_refuses_is_bad_input(script, tmp_path):
@@ -159,6 +202,18 @@ def test_a_config_that_cannot_be_read(tmp_path, text, name, says):
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadInput, match=says):
         read_config(tmp_path / name)
+
+
+def test_a_config_that_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", tmp_path, "/dev/zero"):
+        with pytest.raises(BadInput, match="not a regular file"):
+            read_config(Path(path))
+
+
+def test_a_config_may_be_a_link(tmp_path):
+    (tmp_path / "link.yaml").symlink_to(config(tmp_path, "width: 3\n"))
+    assert read_config(tmp_path / "link.yaml") == {"width": 3}
 
 
 def test_a_config_that_is_not_there(tmp_path):

@@ -6,6 +6,7 @@ import torch
 
 from reprokit.harness import Harness
 from reprokit.smoke import meters
+from reprokit.smoke.clock import Clock
 from reprokit.smoke.gates import resources
 from reprokit.smoke.gates.resources import Resources, fetch
 
@@ -145,7 +146,8 @@ class Stuck:
 def test_a_loader_that_is_stuck_fails_after_its_deadline(after):
     loader = Stuck(after)
     try:
-        found = rows(Resources(stuck_after=0.2), plain(lambda net, x: net(x).square().mean(), loader=loader))
+        asked = replace(plain(lambda net, x: net(x).square().mean(), loader=loader), clock=Clock(0.2))
+        found = rows(Resources(), asked)
     finally:
         loader.released.set()
     assert failed(found) == [BATCH] and f"batch {after + 1} has not come in 0.2 s" == found[BATCH].observed

@@ -18,9 +18,9 @@ from torch import Generator, Tensor
 from reprokit.harness import Harness
 from reprokit.smoke.bench import eager
 from reprokit.smoke.clips import CLIP, Trials, tokens_in
-from reprokit.smoke.encoders import encoders
+from reprokit.smoke.encoders import encoders, no_encoder, read
 from reprokit.smoke.gate import Finding, Gate, Subject
-from reprokit.smoke.gates.shapes import NO_ENCODER, patches_of
+from reprokit.smoke.gates.shapes import patches_of
 
 TOLERANCE = 1e-5
 PAST, CHANGED = "no patch sees a later frame", "changed frames change their own tokens"
@@ -38,7 +38,7 @@ class Leakage(Gate):
         harness = subject.harness()
         found = encoders(harness)
         if not found:
-            yield from (self.not_applicable(check, NO_ENCODER) for check in CHECKS)
+            yield from (self.not_applicable(check, no_encoder(harness)) for check in CHECKS)
             return
         shapes = _shapes(harness, subject)
         for name, encoder in found.items():
@@ -182,9 +182,9 @@ class _Clips:
 def sees_all(encoder: Any) -> str | None:
     """What an encoder says of itself where it sees all frames; None where it does not say that."""
     for name in ("block_causal", "causal", "is_causal"):
-        if getattr(encoder, name, None) is False:
+        if read(encoder, name) is False:
             return f"{name}=False"
-    mode = getattr(encoder, "attn_mode", None)
+    mode = read(encoder, "attn_mode")
     return f"attn_mode={mode!r}" if isinstance(mode, str) and "causal" not in mode else None
 
 
@@ -197,7 +197,7 @@ def _shapes(harness: Harness, subject: Subject) -> dict[str, tuple[int, ...]]:
         if len(call.shape) == CLIP and patches_of(encoder, call.shape) is not None:
             found[call.module] = max(found.get(call.module, call.shape), call.shape, key=lambda shape: shape[2:])
     for name, encoder in encoders(harness).items():
-        frames = getattr(encoder, "num_frames", 0)
+        frames = read(encoder, "num_frames", 0)
         if name in found or not isinstance(frames, int) or frames < encoder.tubelet_size:
             continue
         side = round((encoder.num_patches / (frames // encoder.tubelet_size)) ** 0.5) * encoder.patch_size

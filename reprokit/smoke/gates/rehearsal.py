@@ -12,7 +12,7 @@ from time import perf_counter
 from reprokit._scratch import Scratch
 from reprokit.capture.again import in_company
 from reprokit.capture.recorder import IncidentCaptured, Recorder
-from reprokit.capture.rehearsal import STEPS
+from reprokit.capture.rehearsal import DEADLINE, STEPS
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import copied, laps
 
@@ -53,7 +53,7 @@ class Rehearsal(Gate):
                 black_box=False,
             )
             try:
-                with recorder:
+                with recorder, subject.clock.longer(STEPS * DEADLINE):
                     for batch in subject.batches:
                         recorder.step(copied(batch))
             except IncidentCaptured as failed:
@@ -64,6 +64,9 @@ class Rehearsal(Gate):
         shown = f"{recorder.rehearsed} of {wanted} steps"
         if recorder.findings or recorder.rehearsed < wanted:
             said = "; ".join(recorder.findings) or "no replay was seen to its end"
-            advice = "register what the line names in the harness: docs/recorder.md says how"
+            advice = (
+                "state that the step keeps belongs into the harness, and build and step get by with the config alone: "
+                "docs/recorder.md"
+            )
             return self.failed(REPLAYS, f"{wanted} steps", f"{shown}: {said}", advice).on(recorder.rehearsed + 1)
         return self.passed(REPLAYS, f"{wanted} steps", shown, steps=recorder.rehearsed)

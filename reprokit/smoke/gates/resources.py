@@ -24,13 +24,12 @@ from reprokit.harness import Harness
 from reprokit.smoke import meters
 from reprokit.smoke.bench import eager, update
 from reprokit.smoke.clips import tokens_in
-from reprokit.smoke.encoders import encoders
-from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.smoke.encoders import encoders, no_encoder
+from reprokit.smoke.gate import OPENING, Finding, Gate, Subject
 from reprokit.smoke.laps import copied
 from reprokit.step.probe import Probe
 from reprokit.step.run import run
 
-STUCK_AFTER = 60.0  # seconds for one batch: workers that start read a video or two before the first
 STEPS = 5  # that are timed, after one that warms up
 BATCHES = 6  # that are fetched, the first of which starts the workers
 PATIENCE = 20.0  # seconds for all of them, once two have come
@@ -49,9 +48,6 @@ class Resources(Gate):
     a loader that is stuck. Costs some fifteen steps and six batches."""
 
     name = "resources"
-
-    def __init__(self, stuck_after: float = STUCK_AFTER) -> None:
-        self._stuck_after = stuck_after
 
     def look(self, subject: Subject) -> Iterator[Finding]:
         seconds: float | None = None
@@ -72,7 +68,7 @@ class Resources(Gate):
                 yield self._peak(harness, peak)
                 yield self._growth(grown)
                 yield self.passed("time of a step", "measured", f"{_time(seconds)}, median of {STEPS}", seconds=seconds)
-                yield from self._token_counts(tokens)
+                yield from self._token_counts(tokens, no_encoder(harness))
         else:
             yield self.not_applicable("memory, time and tokens of a step", subject.no_batches or "there are no batches")
         yield self._loader(subject, seconds)
@@ -99,9 +95,8 @@ class Resources(Gate):
         advice = "keep numbers, not tensors or batches: loss.item(), .detach().cpu(), and a bound on every list"
         return self.failed(check, expected, f"each step leaves more: {', '.join(leaks)} at least", advice, **numbers)
 
-    def _token_counts(self, tokens: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
+    def _token_counts(self, tokens: Mapping[str, Sequence[tuple[int, int]]], because: str) -> Iterator[Finding]:
         if not tokens:
-            because = "no module of the harness is a video encoder (patch_size, tubelet_size and num_patches)"
             yield self.not_applicable("tokens of the encoder", because)
         for name, calls in tokens.items():
             if calls:
@@ -116,16 +111,20 @@ class Resources(Gate):
     def _loader(self, subject: Subject, seconds: float | None) -> Finding:
         check = "time of a batch"
         loader = subject.harness().loader
-        expected = f"a batch in under {self._stuck_after:g} s"
+        if subject.opening:
+            return self.not_applicable(check, f"the loader fails: see {OPENING}")
         if loader is None:
             return self.not_applicable(check, "the harness has no loader")
-        fetched = fetch(loader, self._stuck_after)
+        seconds_each = subject.clock.patience
+        expected = f"a batch in under {seconds_each:g} s"
+        with subject.clock.longer(BATCHES * seconds_each):  # it waits in a way of its own, for a thread
+            fetched = fetch(loader, seconds_each)
         which = f"batch {len(fetched.seconds) + 1}"
         advice = f"num_workers=0 shows where ({_CHANGED}: workers have generators of their own)"
         if fetched.error is not None:
             return self.failed(check, expected, f"{which}: {one_line(fetched.error)[:_LONGEST]}", advice)
         if fetched.stuck:
-            return self.failed(check, expected, f"{which} has not come in {self._stuck_after:g} s", advice)
+            return self.failed(check, expected, f"{which} has not come in {seconds_each:g} s", advice)
         if not fetched.seconds:
             return self.failed(check, expected, "the loader ends before its first batch", "check what it reads from")
         first, usual = fetched.seconds[0], median(fetched.seconds[1:] or fetched.seconds)

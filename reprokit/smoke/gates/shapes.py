@@ -19,7 +19,7 @@ from reprokit.harness import Harness, named_modules
 from reprokit.layout import Layout
 from reprokit.smoke.bench import eager
 from reprokit.smoke.clips import CLIP, Received, Seen, Trials, noise, other_frame, pictures, tokens_in
-from reprokit.smoke.encoders import encoders
+from reprokit.smoke.encoders import drop_rate, encoders, no_encoder
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.times import Times
 
@@ -27,7 +27,6 @@ AXES, ALIKE, TIME = "entries fit the layout", "shapes are equal in each lap", "v
 WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "tokens", "the largest clip fills the encoder"
 AT_LEAST = 3  # frames that are changed, one by one
 ALONE = 0.9  # of what changes in a clip lies in the one frame: the rest is a clip-wide normalisation
-NO_ENCODER = "no module has patch_size, tubelet_size and num_patches (docs/smoke.md)"
 
 
 class Shapes(Gate):
@@ -41,7 +40,7 @@ class Shapes(Gate):
         yield from self._entries(subject, layout)
         if not encoders(harness):
             yield self._convolved(subject, harness, layout)
-            yield from (self.not_applicable(check, NO_ENCODER) for check in (TOKENS, LARGEST))
+            yield from (self.not_applicable(check, no_encoder(harness)) for check in (TOKENS, LARGEST))
         elif not subject.batches:
             yield from (self.not_applicable(check, subject.no_batches) for check in (WAY, TOKENS, LARGEST))
         else:
@@ -51,7 +50,7 @@ class Shapes(Gate):
     def _convolved(self, subject: Subject, harness: Harness, layout: Layout) -> Finding:
         """Of a harness without an encoder: a convolution over time takes the same order of axes."""
         if not subject.batches or not any(isinstance(module, nn.Conv3d) for _, module in named_modules(harness)):
-            return self.not_applicable(WAY, NO_ENCODER if subject.batches else subject.no_batches)
+            return self.not_applicable(WAY, no_encoder(harness) if subject.batches else subject.no_batches)
         return self._way(Trials(harness, subject.seed), subject.batches[0], layout, subject.seed)
 
     def _entries(self, subject: Subject, layout: Layout) -> Iterator[Finding]:
@@ -148,7 +147,10 @@ class Shapes(Gate):
             advice = "crop to whole patches, or swap the axes back: [B, C, T, H, W] is expected"
             yield self.failed(check.format("training"), f"whole {size}", f"{list(call.shape)}", advice)
             return
-        kept, rate = patches, float(getattr(encoder, "token_drop_rate", 0.0) or 0.0)
+        kept, (rate, odd) = patches, drop_rate(encoder)
+        if odd:
+            yield self.not_applicable(check.format("training"), f"{call.module}.{odd}")
+            return
         if call.training and rate:
             kept = max(1, round(patches * (1 - rate)))
         how = f": {1 - rate:.3g} of {patches}, and [CLS]" if kept != patches else f": {patches} and [CLS]"
