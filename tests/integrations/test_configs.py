@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import torch
@@ -48,6 +49,23 @@ def of_omegaconf(config: DictConfig):
     return config
 
 
+def of_perhaps(config: Training | None = None):
+    return config
+
+
+def of_perhaps_by_name(config: Optional["Training"], more=()):
+    return config
+
+
+def of_perhaps_omegaconf(config: DictConfig | None):
+    return config
+
+
+class Builder:
+    def build(self, config: Training | None):
+        return config
+
+
 def of_anything(config):
     return config
 
@@ -83,6 +101,46 @@ def _yaml_of(data):
 def test_nested_parts_come_back_as_what_they_are():
     config = Training(optim=Optim(lr=0.1), parts=[Optim(lr=1.0)], warmup=Optim(lr=2.0, betas=(0.1, 0.2)))
     assert fitted(of_dataclass, plain(config)) == config
+
+
+@pytest.mark.parametrize("function", [of_perhaps, of_perhaps_by_name, Builder().build])
+def test_a_config_that_may_be_none_comes_back_as_what_it_is(function):
+    config = Training(optim=Optim(lr=0.1), kind=Kind.LARGE)
+    assert fitted(function, plain(config)) == config
+    assert fitted(function, config) is config and fitted(function, None) is None
+
+
+def test_a_config_of_omegaconf_that_may_be_none_comes_back_as_what_it_is():
+    assert isinstance(fitted(of_perhaps_omegaconf, {"a": 1}), DictConfig)
+    assert fitted(of_perhaps_omegaconf, None) is None
+
+
+@dataclass
+class Derived:
+    width: int
+    double: int = field(init=False)
+
+    def __post_init__(self):
+        self.double = 2 * self.width
+
+
+def of_derived(config: Derived):
+    return config
+
+
+def test_a_field_that_a_dataclass_makes_itself_is_told_and_made_again():
+    assert plain(Derived(2)) == {"width": 2, "double": 4}
+    assert fitted(of_derived, plain(Derived(2))) == Derived(2)
+
+
+def test_a_dataclass_in_plain_data_is_plain_too_and_what_stands_there_twice_may():
+    shared = Optim(lr=1.0)
+    told = {"lr": 1.0, "betas": [0.9, 0.99]}
+    assert plain({"a": [shared, shared], "b": shared, "empty": ((), ())}) == {
+        "a": [told, told],
+        "b": told,
+        "empty": [[], []],
+    }
 
 
 @dataclass
@@ -136,6 +194,26 @@ def test_a_run_is_recorded_with_a_config_of_omegaconf_and_built_again_from_plain
     assert build(stored).optimizer.param_groups[0]["lr"] == 0.5
 
 
+def around(*keys):
+    """A dict that contains itself, under these keys."""
+    inner = found = {}
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[keys[-1]] = [found]
+    return found
+
+
+def of_itself():
+    config = Training(optim=Optim(lr=1.0))
+    config.parts.append(config)
+    return config
+
+
+class Method:
+    def build(self, config: Training):
+        return config
+
+
 REFUSED = {
     "a missing value": (lambda: plain(OmegaConf.create({"a": "???", "b": {"c": "???"}})), "a, b.c missing"),
     "an interpolation": (lambda: plain(OmegaConf.create({"a": "${nowhere}"})), "nowhere"),
@@ -143,6 +221,18 @@ REFUSED = {
     "a resolver": (lambda: plain(OmegaConf.create({"a": "${oc.env:NO_SUCH_VARIABLE_HERE}"})), "NO_SUCH_VARIABLE_HERE"),
     "an unknown field": (lambda: fitted(of_dataclass, {"optim": {"lr": 1.0}, "stepz": 1}), "no field stepz"),
     "a missing field": (lambda: fitted(of_dataclass, {"optim": {}}), "Training.optim: lr missing"),
+    "missing in a list": (lambda: plain(OmegaConf.create({"a": [1, "???"]})), "a[1] missing"),
+    "an interpolation to what is missing": (lambda: plain(OmegaConf.create({"a": "${b}", "b": "???"})), "a: Missing"),
+    "an interpolation in a part": (lambda: plain(OmegaConf.create({"a": {"b": "x-${nowhere}"}})), "a.b: "),
+    "an interpolation to itself": (lambda: plain(OmegaConf.create({"a": "${b}", "b": "${a}"})), "config: "),
+    "no such resolver": (lambda: plain(OmegaConf.create({"a": "${nothing:1}"})), "a: "),
+    "a resolver that fails": (lambda: plain(OmegaConf.create({"a": {"b": "${oc.decode:'{'}"}})), "a.b: "),
+    "a dict in itself": (lambda: plain(around("a", "b")), "config.a.b[0]: contains itself"),
+    "a dataclass in itself": (lambda: plain(of_itself()), "config.parts[0]: contains itself"),
+    "a method": (lambda: configured(Method.build), "Method.build cannot be called with a config alone"),
+    "no function": (lambda: configured(None), "a NoneType is no function"),
+    "a function of nothing": (lambda: configured(lambda: None), "cannot be called with a config alone"),
+    "no mapping, though it may be none": (lambda: fitted(of_perhaps, [1]), "expected a mapping"),
     "no mapping": (lambda: fitted(of_dataclass, [1]), "expected a mapping"),
     "an unknown name": (lambda: fitted(of_dataclass, {"optim": {"lr": 1.0}, "kind": "HUGE"}), "none of SMALL, LARGE"),
 }
