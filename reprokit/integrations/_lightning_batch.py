@@ -21,6 +21,7 @@ from reprokit.step.probe import gradients_complete
 pl: Any = library("lightning.pytorch", "lightning")
 call: Any = library("lightning.pytorch.trainer.call", "lightning")
 precision: Any = library("lightning.pytorch.plugins.precision", "lightning")
+rank_zero: Any = library("lightning.pytorch.utilities.rank_zero", "lightning")
 
 
 def plain_step(trainer: Any) -> Callable[[Any], Any]:
@@ -162,6 +163,11 @@ class Progress:
         return int(self._epoch.batch_progress.current.ready) - 1
 
     @property
+    def batches(self) -> int:
+        """That the run has had, before it was resumed too."""
+        return int(self._epoch.batch_progress.total.processed)
+
+    @property
     def _steps(self) -> Any:
         """The optimizer's, which `global_step` counts."""
         if self._trainer.lightning_module.automatic_optimization:
@@ -224,7 +230,7 @@ def stand_in(module: Any, settings: Mapping[str, Any]) -> Any:
 @contextmanager
 def _no_banner() -> Iterator[None]:
     """Which devices there are and what else can be installed, Lightning tells for each Trainer; a gate makes many."""
-    said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    said = rank_zero.rank_zero_module.log  # of the last to be imported, where both Lightnings are
     level = said.level
     said.setLevel(logging.WARNING)
     try:

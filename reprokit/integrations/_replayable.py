@@ -17,7 +17,7 @@ import torch
 
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
-from reprokit.integrations.configs import as_it_was, fitted, kind_of, plain
+from reprokit.integrations.configs import as_it_was, fitted, kind_of, of_config, plain
 
 KEY = "reprokit"  # of a config: ours
 CONFIG = "config"  # in there: of which kind the rest was
@@ -40,14 +40,28 @@ class Given:
         return {"layout": self.layout, "knobs": self.knobs, "features": seen}
 
 
+class OfValidation(Exception):
+    """What a recorder is told in place of an exception of validation: no step raised it, and no loader of steps."""
+
+
 Make = Callable[[Any], Any]
 Hand = Callable[[Any, Given, Mapping[str, Any]], Harness]  # what was made, what was given, settings -> its harness
 
 
+def decorator(layout: Mapping[str, str] | str, given: Mapping[str, Any], hand: Hand) -> Callable[[Make], Replayable]:
+    """`replayable(...)` of an adapter. Raises BadInput, here and for what it decorates."""
+    if not isinstance(layout, str | Mapping):
+        raise BadInput(f'replayable: the layout is a {type(layout).__name__}; write @replayable(layout={{"x": "b d"}})')
+    options = Given(layout=layout, **given)
+    return lambda make: Replayable(make, options, hand)
+
+
 class Replayable:
-    """The decorated function: call it as before; `harness(config)` is what a replay calls."""
+    """The decorated function: call it as before; `harness(config)` is what a replay calls. Raises BadInput for what is
+    no function of a config alone."""
 
     def __init__(self, make: Make, given: Given, hand: Hand) -> None:
+        of_config(make, "replayable")
         self._make, self.given = make, given
         self.__name__, self.__module__, self.__doc__ = make.__name__, make.__module__, make.__doc__
 
@@ -64,6 +78,9 @@ class Replayable:
 
     def __call__(self, config: Any) -> Any:
         return self._make(fitted(self._make, config))
+
+    def __reduce__(self) -> str:
+        return self._make.__qualname__  # as a function: by its name, and a copy is itself
 
 
 def recorded(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +99,13 @@ def checked(build: Any, who: str) -> Replayable:
         given = getattr(build, "__name__", type(build).__name__)
         raise BadInput(f"{who}: {given} is not decorated; write @replayable(layout=...) above the function itself")
     return build
+
+
+def told(value: Any) -> str:
+    """What it is, and of which library: a Trainer may be of several."""
+    kind = type(value)
+    of = kind.__module__.partition(".")[0]
+    return f"a {kind.__name__}" if of == "builtins" else f"a {kind.__name__} of {of}"
 
 
 def library(name: str, extra: str) -> Any:

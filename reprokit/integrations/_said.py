@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from reprokit.errors import BadInput
 from reprokit.incident import Incident
 
 
@@ -30,6 +31,9 @@ class Said:
 
 
 def said(incident: Incident) -> Said:
+    """Raises BadInput for what is none."""
+    if not hasattr(incident, "manifest"):
+        raise BadInput(f"a tracker was told of a {type(incident).__name__}; it is told of an Incident: on_incident=...")
     manifest = incident.manifest
     signature = manifest.signature
     return Said(

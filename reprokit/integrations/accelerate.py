@@ -28,7 +28,7 @@ from torch import nn
 
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
-from reprokit.integrations._replayable import library
+from reprokit.integrations._replayable import library, told
 from reprokit.step.probe import gradients_complete
 
 _optimizer: Any = library("accelerate.optimizer", "hf")
@@ -47,7 +47,9 @@ def harness(
     """Of what `accelerator.prepare` returned. optimizer: one, or a mapping by name. step: all that the loop does with a
     batch. fields: further ones of the Harness. Raises BadInput."""
     if not hasattr(accelerator, "sync_gradients"):
-        raise BadInput(f"harness: the first argument is a {type(accelerator).__name__}; expected an Accelerator")
+        raise BadInput(f"harness: the first argument is {told(accelerator)}; expected an Accelerator")
+    if not callable(step):
+        raise BadInput(f"harness: step is a {type(step).__name__}; expected the function that runs a batch")
     several = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     bare = {name: one.optimizer if _is_ours(one) else one for name, one in several.items()}
     return Harness(

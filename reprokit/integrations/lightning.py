@@ -43,7 +43,19 @@ from reprokit.integrations._lightning_batch import (
     stand_in,
     whole_step,
 )
-from reprokit.integrations._replayable import Given, Make, Replayable, checked, library, named, parts, recorded
+from reprokit.integrations._replayable import (
+    Given,
+    Make,
+    OfValidation,
+    Replayable,
+    checked,
+    decorator,
+    library,
+    named,
+    parts,
+    recorded,
+    told,
+)
 from reprokit.step.load import stop_if_loading
 
 _helpers: Any = library("lightning.pytorch.utilities.model_helpers", "lightning")
@@ -58,20 +70,27 @@ log = logging.getLogger("reprokit")
 
 
 def replayable(layout: Mapping[str, str] | str, **given: Any) -> Callable[[Make], Replayable]:
-    """Decorates the function that makes a LightningModule from a config. given: further fields of `Given`."""
-    return lambda make: Replayable(make, Given(layout=layout, **given), harness)
+    """Decorates the function that makes a LightningModule from a config. given: further fields of `Given`. Raises
+    BadInput for what is no such function."""
+    return decorator(layout, given, harness)
 
 
 class Record(pl.Callback):  # type: ignore[misc]
     """Records each training step. build: decorated with `replayable`. options: of the Recorder. `incidents` lists
-    what was written. Raises BadInput, where training starts, for a loop that cannot be followed."""
+    what was written. A step has the number that it has in the whole run, if that was resumed too. Raises BadInput, and
+    where training starts, for a loop that cannot be followed."""
 
     def __init__(self, build: Any, config: Any, **options: Any) -> None:
         stop_if_loading()
         self._build, self._config, self._options = checked(build, "Record"), config, options
+        recorded(config, {})  # what cannot be is said now
         self.recorder: Recorder | None = None
         self._watch: Watch | None = None
         self._looking: Looking | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has recorded nothing: Lightning makes them of its callbacks, for other processes and other runs."""
+        return {**vars(self), "recorder": None, "_watch": None, "_looking": None}
 
     @property
     def incidents(self) -> list[Path]:
@@ -83,7 +102,8 @@ class Record(pl.Callback):  # type: ignore[misc]
         settings, given = _settings(trainer, pl_module, self), self._build.given
         live = _harness(trainer, pl_module, given, settings)
         config = recorded(self._config, {"lightning": settings})
-        self.recorder = Recorder(live, build=self._build.harness, config=config, **self._options)
+        numbered = {"steps_before": Progress(trainer).batches, **self._options}
+        self.recorder = Recorder(live, build=self._build.harness, config=config, **numbered)
         self.recorder.__enter__()
         self._follow(trainer)
 
@@ -95,7 +115,7 @@ class Record(pl.Callback):  # type: ignore[misc]
         self._end(trainer, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._end(trainer, exception)
+        self._end(trainer, OfValidation() if trainer.validating else exception)
 
     def _follow(self, trainer: Any) -> None:
         """Watch each call that is a step."""
@@ -130,7 +150,7 @@ class Record(pl.Callback):  # type: ignore[misc]
 def harness(module: Any, given: Given, settings: Mapping[str, Any]) -> Harness:
     """Of a module that no Trainer has seen: with one of its own. Raises BadInput."""
     if not isinstance(module, pl.LightningModule):
-        raise BadInput(f"replayable: the function returned a {type(module).__name__}; expected a LightningModule")
+        raise BadInput(f"replayable: the function returned {told(module)}; expected one of lightning.pytorch")
     settings = {**_DEFAULTS, **settings.get("lightning", {})}
     trainer = stand_in(module, settings)
     close_early(trainer)
@@ -188,6 +208,8 @@ def _overrides(one: Any, name: str, base: type) -> bool:
 
 def _check(trainer: Any, module: Any) -> None:
     """Raises BadInput for a loop that cannot be followed."""
+    if sum(isinstance(one, Record) for one in trainer.callbacks) > 1:
+        raise BadInput("Record: the Trainer has two of them, and a step is recorded once; leave one in its callbacks")
     if not isinstance(module, pl.LightningModule):
         raise BadInput("Record: the module is of another Lightning; import lightning.pytorch, not pytorch_lightning")
     if trainer.world_size > 1:

@@ -7,6 +7,7 @@ The text says what failed, where the incident lies and what to run next; nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from reprokit.capture.writer import OnIncident
@@ -17,9 +18,10 @@ from reprokit.integrations._said import said
 TAG = "reprokit/incident"
 
 
-def link(writer: Any) -> OnIncident:
-    """writer: a SummaryWriter. Raises BadInput for anything else."""
-    if not hasattr(writer, "add_text"):
+def link(writer: Any, at: Callable[[], int] | None = None) -> OnIncident:
+    """writer: a SummaryWriter. at: where the text appears, asked when an incident comes; by default at the step of the
+    incident, which counts batches. Raises BadInput for anything else."""
+    if not hasattr(writer, "add_text") or isinstance(writer, type):
         raise BadInput(
             f"tensorboard.link: a {type(writer).__name__} has no add_text; hand over a torch.utils.tensorboard."
             "SummaryWriter (pip install 'reprokit[trackers]')"
@@ -27,7 +29,8 @@ def link(writer: Any) -> OnIncident:
 
     def told(incident: Incident) -> None:
         found = said(incident)
-        writer.add_text(TAG, f"**{found.title}**\n\n`{found.path}`\n\n`{found.command}`", global_step=found.step)
+        text = f"**{found.title}**\n\n`{found.path}`\n\n`{found.command}`"
+        writer.add_text(TAG, text, global_step=found.step if at is None else at())
         writer.flush()  # training may end here
 
     return told

@@ -26,7 +26,18 @@ from typing import Any, Self
 from reprokit.capture.recorder import Recorder, Watch
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
-from reprokit.integrations._replayable import Given, Make, Replayable, checked, library, parts, recorded
+from reprokit.integrations._replayable import (
+    Given,
+    Make,
+    OfValidation,
+    Replayable,
+    checked,
+    decorator,
+    library,
+    parts,
+    recorded,
+    told,
+)
 from reprokit.step.load import stop_if_loading
 from reprokit.step.probe import gradients_complete
 
@@ -36,17 +47,24 @@ library("accelerate", "hf")  # which a Trainer needs, and transformers does not 
 
 
 def replayable(layout: Mapping[str, str] | str, **given: Any) -> Callable[[Make], Replayable]:
-    """Decorates the function that makes a Trainer from a config. given: further fields of `Given`."""
-    return lambda make: Replayable(make, Given(layout=layout, **given), harness)
+    """Decorates the function that makes a Trainer from a config. given: further fields of `Given`. Raises BadInput for
+    what is no such function."""
+    return decorator(layout, given, harness)
 
 
 def record(trainer: Any, build: Any, config: Any, **options: Any) -> Record:
-    """Record the steps of `trainer.train()`. build: decorated with `replayable`. options: of the Recorder. Raises
-    BadInput for a trainer whose steps cannot be followed."""
+    """Record the steps of `trainer.train()`. build: decorated with `replayable`. options: of the Recorder. A step has
+    the number that it has in the whole run, if that was resumed too. Raises BadInput for a trainer whose steps cannot
+    be followed."""
     stop_if_loading()
+    if not isinstance(trainer, _trainer.Trainer):
+        raise BadInput(f"record: the first argument is {told(trainer)}; expected a transformers.Trainer")
     _check(trainer, "record")
     if trainer.train_dataset is None:
         raise BadInput("record: the Trainer has no train_dataset, so there are no steps to record; give it one")
+    if any(isinstance(one, Record) for one in trainer.callback_handler.callbacks):
+        raise BadInput("record: this Trainer is recorded already, and a step is recorded once; call it once")
+    recorded(config, {})  # what cannot be is said now
     found = Record(trainer, checked(build, "record"), config, options)
     trainer.add_callback(found)
     return found
@@ -80,20 +98,23 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
         try:
             self._open.__exit__(kind, error, trace)  # of a step that raised after its backward
         finally:
-            self.recorder.__exit__(kind, error, trace)
+            if error is not None and self._trainer.control.should_evaluate:  # which ends when it has
+                error = OfValidation()
+            self.recorder.__exit__(type(error) if error else None, error, trace)
 
     def _training(self, *args: Any, **kwargs: Any) -> Any:
         """In place of `trainer.train`."""
         with self:
             return self._train(*args, **kwargs)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         self.__exit__(None, None, None)  # of an attempt before: `auto_find_batch_size` begins anew
         trainer, given = self._trainer, self._build.given
         progress = _Progress(trainer)
         live = _harness(trainer, trainer.model_wrapped, given, progress)
         config = recorded(self._config, {"transformers": {"steps": int(state.max_steps)}})
-        self.recorder = Recorder(live, build=self._build.harness, config=config, **self._options)
+        numbered = {"steps_before": _batches_before(trainer, train_dataloader), **self._options}
+        self.recorder = Recorder(live, build=self._build.harness, config=config, **numbered)
         self.recorder.__enter__()
         self._entered = True
         trainer.training_step = self._watching(progress, trainer.training_step)
@@ -129,7 +150,7 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
 def harness(trainer: Any, given: Given, settings: Mapping[str, Any]) -> Harness:
     """Of a Trainer that was built and does not train. Raises BadInput."""
     if not isinstance(trainer, _trainer.Trainer):
-        raise BadInput(f"replayable: the function returned a {type(trainer).__name__}; expected a transformers.Trainer")
+        raise BadInput(f"replayable: the function returned {told(trainer)}; expected a transformers.Trainer")
     _check(trainer, "replayable")
     trainer.create_optimizer()
     model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
@@ -205,6 +226,16 @@ def _whole_step(trainer: Any, model: Any, progress: _Progress) -> Callable[[Any]
         return loss
 
     return step
+
+
+def _batches_before(trainer: Any, loader: Any) -> int:
+    """That the run has had, by the optimizer's steps that its checkpoint tells. The last of an epoch takes what is
+    left."""
+    each, steps = trainer.args.gradient_accumulation_steps, int(trainer.state.global_step)
+    if not _trainer.has_length(loader):
+        return int(steps * each)
+    epochs, more = divmod(steps, -(-len(loader) // each))
+    return int(epochs * len(loader) + more * each)
 
 
 def _look(trainer: Any) -> None:

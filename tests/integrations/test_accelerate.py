@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import BadInput
@@ -18,8 +19,10 @@ def loop(script):
     return script("accelerate_train")
 
 
-def train(loop, config, out, bad=None, **options):
+def train(loop, config, out, bad=None, resumed=None, **options):
     made = loop.build(config)
+    if resumed:
+        loop.build.accelerator.load_state(resumed)
     recorder = Recorder(made, build=loop.build, config=config, out=out, **{"rehearse": False, **options})
     with recorder:
         for batch in loop.loader(bad):
@@ -50,6 +53,16 @@ def test_gradients_are_looked_at_before_they_are_clipped(loop, tmp_path, again):
     assert incident.manifest.signature.kind is Kind.GRAD_SPIKE and outcome.status is Status.FAIL
 
 
+def test_a_state_that_was_loaded_goes_on_and_its_steps_are_numbered_on(loop, tmp_path, again):
+    config = {"accumulate": 3}
+    train(loop, config, tmp_path / "out")
+    loop.build.accelerator.save_state(str(tmp_path / "state"))
+    with pytest.raises(IncidentCaptured, match=r"^step 12: ") as captured:
+        train(loop, config, tmp_path / "out", bad=17, resumed=str(tmp_path / "state"), steps_before=7)
+    outcome, incident = again(captured.value.path, rewind=3)
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
 @pytest.mark.slow
 def test_a_nan_replays_bit_for_bit_in_a_fresh_process(loop, tmp_path, replayed):
     with pytest.raises(IncidentCaptured) as captured:
@@ -59,6 +72,22 @@ def test_a_nan_replays_bit_for_bit_in_a_fresh_process(loop, tmp_path, replayed):
     assert all(attempt.outcome.fingerprint == incident.manifest.fingerprint for attempt in result.attempts)
 
 
-def test_something_else_than_an_accelerator_is_refused():
+@pytest.mark.parametrize("what", ["cpu", None])
+def test_something_else_than_an_accelerator_is_refused(what):
     with pytest.raises(BadInput, match="expected an Accelerator"):
-        harness("cpu", {}, None, lambda batch: None, layout="b d")
+        harness(what, {}, None, lambda batch: None, layout="b d")
+
+
+WRONG = {
+    "step": ((lambda net, sgd: ({"net": net}, sgd, None)), "step is a NoneType"),
+    "modules": ((lambda net, sgd: (net, sgd, print)), "modules must map names"),
+    "optimizer": ((lambda net, sgd: ({"net": net}, None, print)), "optimizer must be"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_not_what_it_should_be_is_named_in_one_line(what):
+    net = torch.nn.Linear(2, 1)
+    given, line = WRONG[what]
+    with pytest.raises(BadInput, match=line):
+        harness(Accelerator(cpu=True), *given(net, torch.optim.SGD(net.parameters())), layout="b d")

@@ -1,14 +1,19 @@
 """Lightning's Trainer for real: what it trains is what it would without a recorder, and what fails replays."""
 
+import copy
+import pickle
+
 import lightning.pytorch as L
 import pytest
+import pytorch_lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import BadInput
 from reprokit.failure import Kind
+from reprokit.incident import Incident
 from reprokit.integrations.lightning import Record, replayable
 from reprokit.replay.verdict import Verdict
 from reprokit.step.limits import Limits
@@ -38,8 +43,9 @@ def fit(lit, config, record=(), bad=None, epochs=2, **trainer):
     if trainer.pop("fp16", False):
         trainer["plugins"] = MixedPrecision("16-mixed", "cpu")  # with a GradScaler, which is of one run
     quiet = dict.fromkeys(QUIET, False)
+    resumed = trainer.pop("ckpt_path", None)
     trainer = L.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[*record], **{**quiet, **trainer})
-    trainer.fit(module, lit.loader(bad))
+    trainer.fit(module, lit.loader(bad), ckpt_path=resumed)
     return module
 
 
@@ -128,6 +134,91 @@ def test_what_ran_before_a_checkpoint_is_judged_before_it_is_written(lit, tmp_pa
     assert settled[:2] == [3, 6] and len(list((tmp_path / "kept").iterdir())) >= 2
 
 
+@pytest.mark.parametrize("way", ["clipped", "fused", "accumulated", "manual", "adversarial", "fp16"])
+def test_a_resumed_run_numbers_its_steps_as_the_run_that_was_never_interrupted(lit, tmp_path, again, way):
+    config, trainer = {"seed": 0, **WAYS[way][0]}, WAYS[way][1]
+    before = fit(lit, config, epochs=1, **trainer).trainer
+    before.save_checkpoint(tmp_path / "last.ckpt")
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(IncidentCaptured, match=r"^step 13: "):
+        fit(lit, config, [record], bad=5, ckpt_path=tmp_path / "last.ckpt", **trainer)
+    outcome, incident = again(record.incidents[0], rewind=4)
+    assert incident.manifest.step == 13 and [entry["step"] for entry in incident.history()] == [8, 9, 10, 11, 12]
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+def test_a_run_that_is_resumed_within_an_epoch_goes_on_from_the_trainers_step(lit, tmp_path):
+    config = {"seed": 0, "way": "automatic"}
+    each = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    fit(lit, config, [each], epochs=1, enable_checkpointing=True)
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    with pytest.raises(IncidentCaptured):
+        fit(lit, config, [record], bad=2, ckpt_path=tmp_path / "kept" / "step=3.ckpt")
+    (path,) = record.incidents
+    assert record.recorder.steps == Incident.open(path).manifest.step == 6
+
+
+def test_a_trainer_that_fits_twice_goes_on_counting_and_another_one_begins_anew(lit, tmp_path):
+    config = {"seed": 0, "way": "automatic"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    module = fit(lit, config, [record], epochs=1)
+    assert record.recorder.steps == 7
+    module.trainer.fit_loop.max_epochs = 2
+    module.trainer.fit(module, lit.loader())
+    assert record.recorder.steps == 14
+    with pytest.raises(IncidentCaptured, match=r"^step 3: "):
+        fit(lit, config, [record], bad=2)
+
+
+def test_a_copy_of_the_callback_has_recorded_nothing_and_records(lit, tmp_path):
+    config = {"seed": 0, "way": "automatic"}
+    record = Record(lit.build, config, out=tmp_path / "out", rehearse=False)
+    fit(lit, config, [record], epochs=1)
+    for other in copy.deepcopy(record), copy.copy(record), pickle.loads(pickle.dumps(record)):
+        assert other.recorder is None and not other.incidents
+        fit(lit, config, [other], epochs=1)
+        assert other.recorder.steps == record.recorder.steps == 7
+
+
+def fit_validated(lit, record, bad=None, val=None, **trainer):
+    quiet = {**dict.fromkeys(QUIET, False), "num_sanity_val_steps": 0, "max_epochs": 2}
+    module = lit.build({"seed": 0, "way": "validated"})
+    trainer = L.Trainer(accelerator="cpu", callbacks=record, **{**quiet, **trainer})
+    trainer.fit(module, lit.loader(bad), val or lit.loader())
+    return module
+
+
+def test_validation_between_steps_limits_and_an_early_stop_change_nothing(lit, tmp_path, again):
+    trainer = {"limit_train_batches": 5, "limit_val_batches": 2, "val_check_interval": 2, "max_epochs": 9}
+    stop = lambda: EarlyStopping("val", patience=3)
+    record = Record(lit.build, {"seed": 0, "way": "validated"}, out=tmp_path / "out", rehearse=False)
+    ours, theirs = fit_validated(lit, [record, stop()], **trainer), fit_validated(lit, [stop()], **trainer)
+    assert record.recorder.steps == ours.global_step == theirs.global_step < 45 and not record.incidents
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    with pytest.raises(IncidentCaptured, match=r"^step 4: "):
+        fit_validated(lit, [record, stop()], bad=3, **trainer)
+    outcome, incident = again(record.incidents[0], rewind=3)
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise OSError("no such file")
+
+
+@pytest.mark.parametrize("way", ["its step", "its loader"])
+def test_what_fails_in_validation_is_no_failure_of_training(lit, tmp_path, way):
+    broken = torch.utils.data.DataLoader(Broken(), batch_size=None)
+    record = Record(lit.build, {"seed": 0, "way": "validated"}, out=tmp_path / "out", rehearse=False)
+    val = lit.loader(bad=3) if way == "its step" else broken
+    with pytest.raises((ValueError, OSError), match=r"nothing to validate|no such file") as raised:
+        fit_validated(lit, [record], val=val, val_check_interval=2)
+    assert record.recorder.steps == 2 and not record.incidents and not hasattr(raised.value, "__notes__")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["clipped", "manual"])
 def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(lit, tmp_path, replayed, way):
@@ -143,6 +234,17 @@ def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(lit, tmp_pat
 
 REFUSED = {
     "not decorated": (lambda lit, out: Record(lambda config: None, {}, out=out), "@replayable"),
+    "nothing": (lambda lit, out: Record(None, {}), "NoneType is not decorated"),
+    "a module": (lambda lit, out: Record(lit.build({"seed": 0, "way": "automatic"}), {}), "Net is not decorated"),
+    "no config": (lambda lit, out: Record(lit.build, None), "config is a NoneType"),
+    "a config in a file": (lambda lit, out: Record(lit.build, "train.yaml"), "config is a str"),
+    "no layout": (lambda lit, out: replayable(None), "the layout is a NoneType"),
+    "the decorator alone": (lambda lit, out: replayable(lambda config: None), "write @replayable(layout="),
+    "no function": (lambda lit, out: replayable("b d")(None), "a NoneType is no function"),
+    "a method": (lambda lit, out: replayable("b d")(lambda self, config: None), "cannot be called with a config alone"),
+    "two of them": (lambda lit, out: _fit_twice(lit, out, lambda make: [make(), make()]), "has two of them"),
+    "one given twice": (lambda lit, out: _fit_twice(lit, out, lambda make: [make()] * 2), "has two of them"),
+    "a module of another Lightning": (lambda lit, out: _fit_other(lit, out), "pytorch_lightning"),
     "LBFGS": (lambda lit, out: _fit_way(lit, out, "lbfgs"), "LBFGS"),
     "no optimizer": (lambda lit, out: _fit_way(lit, out, "nothing"), "configure_optimizers returned none"),
     "a key of ours": (lambda lit, out: _fit_config(lit, out, {"way": "automatic", "seed": 0, "reprokit": 1}), "rename"),
@@ -152,6 +254,24 @@ REFUSED = {
 
 def _fit_config(lit, out, config):
     fit(lit, config, [Record(lit.build, config, out=out, rehearse=False)])
+
+
+def _fit_twice(lit, out, several):
+    config = {"seed": 0, "way": "automatic"}
+    fit(lit, config, several(lambda: Record(lit.build, config, out=out, rehearse=False)))
+
+
+def _fit_other(lit, out):
+    class Other(pytorch_lightning.LightningModule):
+        def training_step(self, batch, batch_idx):
+            return batch["x"].mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+    record = Record(lit.build, {"seed": 0, "way": "automatic"}, out=out, rehearse=False)
+    quiet = dict.fromkeys(QUIET, False)
+    pytorch_lightning.Trainer(accelerator="cpu", max_epochs=1, callbacks=[record], **quiet).fit(Other(), lit.loader())
 
 
 def _fit_way(lit, out, way):

@@ -94,6 +94,13 @@ def test_tensorboard_shows_a_text_at_the_step(tmp_path):
     assert event.step == 3 and "nonfinite_loss at loss, step 3" in text and str(path) in text
 
 
+def test_tensorboard_shows_it_where_the_curves_are(tmp_path):
+    with SummaryWriter(str(tmp_path / "board")) as writer:
+        fail(tmp_path / "out", tensorboard.link(writer, at=lambda: 12), steps_before=100)
+    (event,) = EventAccumulator(str(tmp_path / "board")).Reload().Tensors(f"{tensorboard.TAG}/text_summary")
+    assert event.step == 12 and "nonfinite_loss at loss, step 103" in event.tensor_proto.string_val[0].decode()
+
+
 @pytest.mark.slow
 def test_wandb_offline_holds_an_alert_and_a_row(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -112,10 +119,16 @@ def test_wandb_offline_holds_an_alert_and_a_row(tmp_path, monkeypatch):
     assert b"reprokit: nonfinite_loss at loss, step 3" in data and str(path).encode() in data
 
 
+@pytest.mark.parametrize("what", ["runs/1", None, SummaryWriter])
 @pytest.mark.parametrize("link", [tensorboard.link, wandb.link])
-def test_what_is_no_tracker_is_refused_with_what_to_hand_over(link):
+def test_what_is_no_tracker_is_refused_with_what_to_hand_over(link, what):
     with pytest.raises(BadInput, match=r"hand over .*pip install 'reprokit\[trackers\]'"):
-        link("runs/1")
+        link(what)
+
+
+def test_a_tracker_that_is_told_of_something_else_says_so_in_one_line():
+    with pytest.raises(BadInput, match="told of a str; it is told of an Incident"):
+        sentry.report("incidents/one")
 
 
 NEEDS = {

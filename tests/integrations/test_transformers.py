@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Trainer as Lightning
 from transformers import TrainingArguments
 
 from reprokit.capture.recorder import IncidentCaptured, Recorder
@@ -114,6 +115,42 @@ def test_a_trainer_trains_twice(hf, tmp_path):
         assert found.recorder.steps == 2
 
 
+@pytest.mark.parametrize("way", ["not clipped", "accumulated"])
+def test_a_resumed_run_numbers_its_steps_as_the_run_that_was_never_interrupted(hf, tmp_path, again, way):
+    args = {**WAYS[way][0]["args"], "save_strategy": "steps", "save_steps": 4}
+    config = {"args": args, "steps": 4, "out": str(tmp_path / "trainer")}
+    run(hf, tmp_path, config, recorded=False)
+    config |= {"steps": 20, "bad": 29}
+    trainer = hf.build(config)
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    with pytest.raises(IncidentCaptured):
+        trainer.train(resume_from_checkpoint=f"{config['out']}/checkpoint-4")
+    outcome, incident = again(found.incidents[0], rewind=3)
+    last = {"not clipped": 8, "accumulated": 16}[way]  # batches of an epoch; of two, where three of them are a step
+    assert incident.manifest.step == last and [entry["step"] for entry in incident.history()][-1] == last - 1
+    assert incident.state()["extra"]["progress"]["global_step"] == {"not clipped": 7, "accumulated": 5}[way]
+    assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise OSError("no such file")
+
+
+@pytest.mark.parametrize("way", ["its step", "its loader"])
+def test_what_fails_in_an_evaluation_is_no_failure_of_training(hf, tmp_path, way):
+    config = {"out": str(tmp_path / "trainer"), "args": {"eval_strategy": "steps", "eval_steps": 2}}
+    trainer = hf.build(config)
+    trainer.eval_dataset = hf.samples({"negative": 1}) if way == "its step" else Broken()
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    with pytest.raises((ValueError, OSError), match=r"below 0|no such file") as raised:
+        trainer.train()
+    assert found.recorder.steps == 2 and not found.incidents and not hasattr(raised.value, "__notes__")
+
+
 def test_what_ran_before_a_checkpoint_is_judged_before_it_is_written(hf, tmp_path, monkeypatch):
     settled, settle = [], Recorder.settle
     monkeypatch.setattr(Recorder, "settle", lambda self: settled.append(self.steps) or settle(self))
@@ -148,6 +185,30 @@ def test_a_run_that_goes_nan_replays_bit_for_bit_in_fresh_processes(hf, tmp_path
     result, incident = replayed(found.incidents[0])
     assert result.verdict is Verdict.REPRODUCIBLE and result.n == 3
     assert all(attempt.outcome.fingerprint == incident.manifest.fingerprint for attempt in result.attempts)
+
+
+@pytest.mark.parametrize("what", [None, "trainer", Lightning])
+def test_what_is_no_trainer_is_refused_in_one_line(hf, what):
+    trainer = Lightning(accelerator="cpu", logger=False, enable_checkpointing=False) if what is Lightning else what
+    with pytest.raises(BadInput, match=r"argument is a \w+( of lightning)?; expected a transformers\.Trainer$"):
+        record(trainer, hf.build, {})
+
+
+def test_a_trainer_is_recorded_once(hf, tmp_path):
+    config = {"out": str(tmp_path / "trainer"), "steps": 2}
+    trainer = hf.build(config)
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    with pytest.raises(BadInput, match="recorded already"):
+        record(trainer, hf.build, config, out=tmp_path / "incidents")
+    trainer.train()
+    assert found.recorder.steps == 2  # the first one goes on
+
+
+@pytest.mark.parametrize("config", [None, "train.yaml"])
+def test_what_is_no_config_is_refused_before_training(hf, tmp_path, config):
+    trainer = hf.build({"out": str(tmp_path / "trainer")})
+    with pytest.raises(BadInput, match="a config is a mapping, a DictConfig or a dataclass"):
+        record(trainer, hf.build, config)
 
 
 def test_what_cannot_be_followed_is_said_in_one_line(hf, tmp_path, monkeypatch):

@@ -76,7 +76,8 @@ def arguments(config):
 def build(config):
     kind = Own if config.get("own") else Trainer
     args = arguments(config)
-    return kind(model=Net(config.get("scale", 1.0)), args=args, train_dataset=samples(config))
+    datasets = {"train_dataset": samples(config), "eval_dataset": samples({})}
+    return kind(model=Net(config.get("scale", 1.0)), args=args, **datasets)
 
 
 @replayable(layout={"inputs_embeds": "b l d", "labels": "b l"})
