@@ -18,6 +18,7 @@ from reprokit.errors import BadInput
 from reprokit.reduce.isolation import LEVELS
 from reprokit.reduce.oracle import Limits
 from reprokit.report import escape
+from reprokit.step.rewind import needed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -33,7 +34,10 @@ def reduce(
         str | None, typer.Option(help="Evaluations (200) or time (90s, 10m, 2h) at most; the best so far is kept.")
     ] = None,
     verify: Annotated[int, typer.Option(min=1, help="Fresh replays that the result must survive.")] = 3,
-    rewind: Annotated[int, typer.Option(min=0, help="Earlier steps of the incident's history that belong to it.")] = 0,
+    rewind: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEPS", help="Earlier steps that belong to it; a reduction has its own."),
+    ] = None,
     isolation: Annotated[str, typer.Option(help=f"To begin with: {', '.join(LEVELS)}.")] = LEVELS[0],
     modules: Annotated[
         bool, typer.Option("--modules", help="Also which modules it needs, and whether a plainer loop still fails.")
@@ -76,7 +80,7 @@ def reduce(
     with common.progress() as bars, _stoppable() as stop:
         limits = _limits(budget, stop)
         scope = reducing.Scope(
-            rewind=rewind,
+            rewind=needed(subject.incident) if rewind is None else rewind,
             isolation=isolation,
             modules=modules,
             baseline=_config(baseline),
@@ -93,7 +97,7 @@ def reduce(
         if not found.complete:
             common.out().print(f"to go on, to a result in the place of this one: {resume.AGAIN}", markup=False)
         most = subject.incident.rewindable()
-        if found.batch_guilty is False and not rewind and most:
+        if found.batch_guilty is False and not scope.rewind and most:
             again = f"reprokit reduce {escape.sh(incident)} -o {escape.sh(out)} --rewind {most}"
             common.out().print(f"or, for a cause in the {most} steps before: {again}", markup=False)
     return 0

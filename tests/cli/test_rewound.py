@@ -93,3 +93,13 @@ def test_what_is_suggested_works_and_goes_back(cli, poisoned, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["attempts"][0]["fingerprint"] == smaller.manifest.fingerprint
+
+
+def test_a_reduction_is_reduced_again_with_its_history(cli, poisoned, tmp_path):
+    assert cli("reduce", poisoned.path, "-o", tmp_path / "small", "--rewind", 3, "--verify", 1)[0] == 0
+    [smaller] = (tmp_path / "small").iterdir()
+    for options, steps in ([], 3), (["--rewind", 0], 0):
+        out = tmp_path / f"smaller by {steps}"
+        code, said, err = cli("reduce", smaller, "-o", out, "--verify", 1, "--json", *options)
+        assert code == 0, err
+        assert Incident.open(json.loads(said)["path"]).manifest.certificate["rewind"] == steps
