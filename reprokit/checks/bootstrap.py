@@ -54,7 +54,11 @@ class Spread:
     @property
     def error(self) -> float:
         """The standard error."""
-        return float(self.draws.std(ddof=1))
+        import numpy as np
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            away = self.draws - self.value
+            return _largest(away) * float(_scaled(away).std(ddof=1))
 
 
 def spread(values: Numbers, statistic: Statistic, *, resamples: int, seed: int) -> Spread:
@@ -66,9 +70,10 @@ def spread(values: Numbers, statistic: Statistic, *, resamples: int, seed: int) 
     draws = np.sort([float(statistic(values[generator.integers(n, size=n)])) for _ in range(resamples)])
     blocks = np.array_split(generator.permutation(n), min(n, BLOCKS))
     without = np.array([float(statistic(np.delete(values, block))) for block in blocks])
-    pulls = without.mean() - without
-    squares = float((pulls**2).sum())
-    acceleration = float((pulls**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        pulls = _scaled(without.mean() - without)
+        squares = float((pulls**2).sum())
+        acceleration = float((pulls**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0
     return Spread(value=value, draws=draws, bias=_place(draws, value), acceleration=acceleration)
 
 
@@ -77,3 +82,12 @@ def _place(draws: Numbers, value: float) -> float:
     below, ties = float((draws < value).sum()), float((draws == value).sum())
     least = 1 / (len(draws) + 1)  # what lies outside all draws is as rare as that at most
     return _NORMAL.inv_cdf(min(max((below + ties / 2) / len(draws), least), 1 - least))
+
+
+def _scaled(values: Numbers) -> Numbers:
+    """So that the largest is 1: powers of losses of 1e200 are no numbers, nor are those of 1e-200."""
+    return values / (_largest(values) or 1.0)
+
+
+def _largest(values: Numbers) -> float:
+    return float(abs(values).max())

@@ -21,8 +21,7 @@ from reprokit.checks.asked import checked_alpha, checked_name, number, whole
 from reprokit.checks.data import sample, shown, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
-from reprokit.checks.significance import Question, advice, checked_detect
-from reprokit.checks.threshold import POWER
+from reprokit.checks.significance import HISTOGRAMS, POWER, Question, advice, checked_detect
 from reprokit.errors import BadInput
 from reprokit.replay.verdict import ALPHA
 
@@ -123,7 +122,7 @@ def kl_divergence(name: str, counts: Any, expected: Any, *, at_most: float) -> R
         observed=f"{shown(value)} nats" + (f"; {problem}" if problem else ""),
         n=n,
         answer=Answer.UNANSWERED if problem else Answer.PASSED if value <= at_most else Answer.FAILED,
-        next_step=advice(problem),
+        next_step=advice(problem, HISTOGRAMS),
         limits=f"samples of this size come out about {bias:.3g} nats too large; chance is not told from a difference",
         measured={f"{name}_kl": value, "bias": bias, "bound": at_most},
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from reprokit.checks.asked import checked_alpha, checked_name, checked_resamples, checked_seed, number, whole
 from reprokit.checks.data import sample, shown, unsound
 from reprokit.checks.result import Answer, Result
+from reprokit.checks.significance import advice
 from reprokit.errors import BadInput
 from reprokit.replay.verdict import ALPHA
 
@@ -78,9 +79,9 @@ def calibration(
         observed=(f"{seen}; {problem}" if error == error else problem) if problem else seen,
         n=n,
         answer=Answer.UNANSWERED if problem else Answer.PASSED if passed else Answer.FAILED,
-        next_step="mend what makes the sample, or take more of it"
-        if problem
-        else "draw the reliability diagram; fit a temperature on other data, and check again on these",
+        next_step=advice(
+            problem, "draw the reliability diagram; fit a temperature on other data, and check again on these"
+        ),
         limits=f"a perfect model shows about {perfect:.3g} on samples of this size, and less than that is not seen",
         measured={"calibration_error": error, "of_a_perfect_model": perfect},
         p_value=p_value if tested else None,

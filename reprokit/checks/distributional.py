@@ -17,8 +17,7 @@ from reprokit.checks.asked import checked_alpha, checked_name
 from reprokit.checks.data import sample, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Result
-from reprokit.checks.significance import Question, checked_detect
-from reprokit.checks.threshold import POWER
+from reprokit.checks.significance import POWER, Question, checked_detect
 from reprokit.errors import BadInput
 from reprokit.replay.verdict import ALPHA
 

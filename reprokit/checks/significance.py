@@ -13,7 +13,9 @@ from math import isfinite
 from reprokit.checks.asked import number
 from reprokit.checks.data import shown
 from reprokit.checks.result import Answer, Result
-from reprokit.checks.threshold import POWER
+
+POWER = 0.8  # chance to see what is there, by convention (Cohen 1988)
+HISTOGRAMS = "draw both as histograms; then compare preprocessing, seed and dataset version with those of the reference"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,7 @@ class Question:
             observed=f"{observed}; {problem}" if problem else observed,
             n=n,
             answer=Answer.UNANSWERED if problem else Answer.FAILED if failed else Answer.PASSED,
-            next_step=advice(problem),
+            next_step=advice(problem, HISTOGRAMS),
             limits=f"{what} below about {least:.3g} is seen with less than {POWER:.0%} power; samples are taken as "
             "independent",
             measured={statistic[0].replace("-", "_"): statistic[1], "detectable": least, **(more or {})},
@@ -68,13 +70,13 @@ class Question:
         )
 
     def unanswered(self, condition: str, n: int, problem: str) -> Result:
-        return self._plain(condition, n, Answer.UNANSWERED, problem, advice(problem))
+        return self._plain(condition, n, Answer.UNANSWERED, problem)
 
     def impossible(self, condition: str, n: int, category: int) -> Result:
         said = f"category {category} was counted and is not expected at all"
-        return self._plain(condition, n, Answer.FAILED, said, advice(""))
+        return self._plain(condition, n, Answer.FAILED, said)
 
-    def _plain(self, condition: str, n: int, answer: Answer, said: str, advice: str) -> Result:
+    def _plain(self, condition: str, n: int, answer: Answer, said: str) -> Result:
         return Result(
             name=self.name,
             condition=condition,
@@ -82,16 +84,16 @@ class Question:
             observed=said,
             n=n,
             answer=answer,
-            next_step=advice,
+            next_step=advice(said if answer is Answer.UNANSWERED else "", HISTOGRAMS),
             alpha=self.alpha,
         )
 
 
-def advice(problem: str) -> str:
-    """The next step of a failure, or of what the data could not tell."""
+def advice(problem: str, failed: str) -> str:
+    """The next step: of what the data could not tell, or else of a failure."""
     if problem:
         return "mend what makes the sample, or take more of it; a sample that cannot fail proves nothing"
-    return "draw both as histograms; then compare preprocessing, seed and dataset version with those of the reference"
+    return failed
 
 
 def checked_detect(name: str, detect: float | None) -> float | None:

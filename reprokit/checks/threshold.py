@@ -26,13 +26,17 @@ from reprokit.checks.bootstrap import LEAST, Spread, Statistic, spread
 from reprokit.checks.data import is_number, read, sample, shown, text, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
+from reprokit.checks.significance import POWER, advice
 from reprokit.errors import BadInput
 from reprokit.replay.verdict import ALPHA
 
 if TYPE_CHECKING:
     from reprokit.checks.data import Numbers
 
-POWER = 0.8  # chance to see what is there, by convention (Cohen 1988)
+_LOST = (
+    "run it with two other seeds: if it fails there too, compare with the last commit that passed and look at the "
+    "samples that lost most"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,9 +155,11 @@ class _Asked:
         if m < 2 and not problem:
             problem = f"{m} earlier values say nothing about how the metric varies"
         problem = problem or unsound(past, "history")
-        scale = float("nan") if problem else stdev(past.tolist()) * (sqrt(1 + 1 / m) if self.bound is None else 1.0)
+        scale = float("nan") if problem else _deviation(past) * (sqrt(1 + 1 / m) if self.bound is None else 1.0)
         if scale == 0:
             problem = "the history is constant but for rounding"
+        if not problem and not (isfinite(scale) and isfinite(center)):
+            problem = "the mean and the spread of the history are more than a float holds"
         if problem:
             return self._result(center, float("nan"), value, n, problem, passed=False, **known)
         student = scipy_stats(self.name).t(m - 1)
@@ -241,10 +247,18 @@ class _Asked:
             observed=f"{shown(value)}; {problem}" if problem else shown(value),
             n=n,
             answer=answer,
-            next_step=_advice(problem),
+            next_step=advice(problem, _LOST),
             measured={self.name: value, "bound": bound, "margin": margin},
             **more,
         )
+
+
+def _deviation(past: Numbers) -> float:
+    """The standard deviation of a sample; infinite where no float holds it."""
+    try:
+        return float(stdev(past.tolist()))
+    except OverflowError:
+        return inf
 
 
 def _why_not(found: Spread, least_p: float, alpha: float) -> str:
@@ -256,17 +270,8 @@ def _why_not(found: Spread, least_p: float, alpha: float) -> str:
     return f"no bound could be missed: the least p is {shown(least_p)}" if least_p >= alpha else ""
 
 
-def _advice(problem: str) -> str:
-    if problem:
-        return "mend what makes the value; if the sample is too small, take more of it"
-    return (
-        "run it with two other seeds: if it fails there too, compare with the last commit that passed and look at the "
-        "samples that lost most"
-    )
-
-
 def _mean(values: Numbers) -> float:
     import numpy as np
 
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return float(values.mean()) if len(values) else float("nan")

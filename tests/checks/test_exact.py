@@ -235,6 +235,11 @@ def test_what_is_only_alike_differs(got, expected):
         assert exact("data", one, other).answer is Answer.FAILED
 
 
+def test_a_key_that_is_only_alike_is_one_of_either_side():
+    result = exact("data", {1: "a", 2: "b"}, {True: "a", 2: "b"})
+    assert (result.n, result.measured["differ"], first(result)) == (3, 2, "[True]")
+
+
 @pytest.mark.parametrize(
     ("got", "expected"),
     [

@@ -8,6 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from reprokit import checks
@@ -266,3 +268,36 @@ def test_decimals_and_fractions_are_numbers():
     for half in (Decimal("0.5"), Fraction(1, 2), np.float16(0.5), torch.tensor(0.5)):
         assert checks.at_least("x", half, half, margin=half, n=1) == checks.at_least("x", 0.5, 0.5, margin=0.5, n=1)
         assert checks.at_least("x", [half, half], half) == checks.at_least("x", [0.5, 0.5], 0.5)
+
+
+FLOAT = st.floats(width=64)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+MARGINS = {
+    "given": lambda _: 0.1,
+    "history": lambda values: History(values=values),
+    "bootstrap": lambda _: Bootstrap(resamples=20),
+    "strict": lambda _: Bootstrap(resamples=20, strict=True),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=60)
+@given(
+    st.lists(FLOAT, min_size=30, max_size=40) | st.lists(FINITE, min_size=30, max_size=40),
+    FINITE,
+    st.sampled_from(list(MARGINS.values())),
+    st.sampled_from([checks.at_least, checks.at_most]),
+)
+def test_no_numbers_are_too_large_or_too_small_for_an_answer(values, bound, margin, ask):
+    result = ask("x", values, bound, margin=margin(values))
+    if not np.isfinite(values).all():
+        assert result.answer is checks.Answer.UNANSWERED
+
+
+@settings(max_examples=40)
+@given(st.integers(-900, 900), st.integers(0, 10**6), st.sampled_from(["history", "bootstrap", "strict"]))
+def test_the_unit_does_not_matter(power, seed, margin):
+    """A factor of two rounds nothing, so that answers are those of the same values in another unit."""
+    values, unit = np.random.default_rng(seed).exponential(size=40), 2.0**power
+    ask = lambda by: checks.at_least("x", values * by, 0.9 * by, margin=MARGINS[margin]((values * by).tolist()))
+    assert (ask(unit).answer, ask(unit).p_value) == (ask(1.0).answer, ask(1.0).p_value)
