@@ -119,7 +119,8 @@ class Replays:
         crash = getattr(failed.longrepr, "reprcrash", None)
         said = (crash.message if crash else failure.message).partition("\n")[0]
         times = "once" if self._asked == 1 else f"{self._asked} times"
-        terminal.write_line(f"{item.nodeid} failed at {failed.when} ({said}); running it {times} more")
+        after_dots = "" if terminal.showfspath else "\n"  # with -q pytest does not know that its line has begun
+        terminal.write_line(f"{after_dots}{item.nodeid} failed at {failed.when} ({said}); running it {times} more")
 
     def _attempt(self, item: pytest.Item, index: int, first: Run, failure: Signature) -> Attempt:
         from reprokit.replay.strata import Attempt

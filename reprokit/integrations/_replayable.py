@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
 
+from reprokit.capture.recorder import Recorder
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
 from reprokit.integrations.configs import as_it_was, fitted, kind_of, of_config, plain
@@ -93,11 +95,16 @@ def recorded(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, KEY: {**settings, CONFIG: kind_of(config)}}
 
 
-def checked(build: Any, who: str) -> Replayable:
-    """Raises BadInput for a function that is not decorated."""
+def checked(who: str, build: Any, config: Any, options: Mapping[str, Any]) -> Replayable:
+    """The function. Raises BadInput where one of them cannot be: at once, and not when training begins."""
     if not isinstance(build, Replayable):
         given = getattr(build, "__name__", type(build).__name__)
         raise BadInput(f"{who}: {given} is not decorated; write @replayable(layout=...) above the function itself")
+    recorded(config, {})
+    try:
+        signature(Recorder).bind(None, build=build, config=config, **options)
+    except TypeError as error:
+        raise BadInput(f"{who}: {error}; its options are the Recorder's (docs/recorder.md)") from error
     return build
 
 

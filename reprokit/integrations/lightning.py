@@ -82,8 +82,7 @@ class Record(pl.Callback):  # type: ignore[misc]
 
     def __init__(self, build: Any, config: Any, **options: Any) -> None:
         stop_if_loading()
-        self._build, self._config, self._options = checked(build, "Record"), config, options
-        recorded(config, {})  # what cannot be is said now
+        self._build, self._config, self._options = checked("Record", build, config, options), config, options
         self.recorder: Recorder | None = None
         self._watch: Watch | None = None
         self._looking: Looking | None = None

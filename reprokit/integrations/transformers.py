@@ -64,8 +64,7 @@ def record(trainer: Any, build: Any, config: Any, **options: Any) -> Record:
         raise BadInput("record: the Trainer has no train_dataset, so there are no steps to record; give it one")
     if any(isinstance(one, Record) for one in trainer.callback_handler.callbacks):
         raise BadInput("record: this Trainer is recorded already, and a step is recorded once; call it once")
-    recorded(config, {})  # what cannot be is said now
-    found = Record(trainer, checked(build, "record"), config, options)
+    found = Record(trainer, checked("record", build, config, options), config, options)
     trainer.add_callback(found)
     return found
 
@@ -79,6 +78,10 @@ class Record(_callback.TrainerCallback):  # type: ignore[misc]
         self._entered = False
         self._open = ExitStack()  # the step that is under way
         self._train, trainer.train = trainer.train, self._training
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, of the Trainer too, has recorded nothing."""
+        return {**vars(self), "recorder": None, "_entered": False, "_open": ExitStack()}
 
     @property
     def incidents(self) -> list[Path]:

@@ -238,6 +238,7 @@ REFUSED = {
     "a module": (lambda lit, out: Record(lit.build({"seed": 0, "way": "automatic"}), {}), "Net is not decorated"),
     "no config": (lambda lit, out: Record(lit.build, None), "config is a NoneType"),
     "a config in a file": (lambda lit, out: Record(lit.build, "train.yaml"), "config is a str"),
+    "no option": (lambda lit, out: Record(lit.build, {}, on_failur="skip"), "unexpected keyword argument 'on_failur'"),
     "no layout": (lambda lit, out: replayable(None), "the layout is a NoneType"),
     "the decorator alone": (lambda lit, out: replayable(lambda config: None), "write @replayable(layout="),
     "no function": (lambda lit, out: replayable("b d")(None), "a NoneType is no function"),

@@ -461,6 +461,14 @@ def test_that_it_failed_is_said_before_it_runs_again(ran):
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize("options", [[], ["-v"], ["-q"], ["-qq"]])
+def test_and_on_a_line_of_its_own(ran, options):
+    source = "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(): assert 0\n"
+    lines = ran(source, "--reprokit-replays", "1", *options).outlines
+    for name in "bc":
+        assert f"test_it.py::test_{name} failed at call (assert 0); running it once more" in lines
+
+
 LEAVES = """
 import os, threading, time
 def test_a():

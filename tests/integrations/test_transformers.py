@@ -1,5 +1,7 @@
 """Hugging Face's Trainer for real: what it trains is what it would without a recorder, and what fails replays."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import Trainer as Lightning
@@ -204,11 +206,29 @@ def test_a_trainer_is_recorded_once(hf, tmp_path):
     assert found.recorder.steps == 2  # the first one goes on
 
 
+def test_a_copy_of_a_trainer_has_recorded_nothing_and_records(hf, tmp_path):
+    config = {"out": str(tmp_path / "trainer"), "steps": 2}
+    trainer = hf.build(config)
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
+    trainer.train()
+    other = copy.deepcopy(trainer)
+    (its,) = (one for one in other.callback_handler.callbacks if isinstance(one, type(found)))
+    assert its.recorder is None and its is not found
+    other.train()
+    assert its.recorder.steps == 2 and its.recorder is not found.recorder
+
+
 @pytest.mark.parametrize("config", [None, "train.yaml"])
 def test_what_is_no_config_is_refused_before_training(hf, tmp_path, config):
     trainer = hf.build({"out": str(tmp_path / "trainer")})
     with pytest.raises(BadInput, match="a config is a mapping, a DictConfig or a dataclass"):
         record(trainer, hf.build, config)
+
+
+def test_what_is_no_option_is_refused_before_training(hf, tmp_path):
+    config = {"out": str(tmp_path / "trainer")}
+    with pytest.raises(BadInput, match=r"record: got an unexpected .*'on_failur'.*; its options are the Recorder's"):
+        record(hf.build(config), hf.build, config, on_failur="skip")
 
 
 def test_what_cannot_be_followed_is_said_in_one_line(hf, tmp_path, monkeypatch):
