@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -84,8 +85,10 @@ def smoke(
         clock.stuck = lambda overdue: stuck(gates.Report(findings=(hangs(OPENING, overdue, []),)))
         subject = opening.opened(entrypoint, config, seed=seed, out=out, clock=clock)
         report = gates.smoke(subject, chosen, common.Reporter(bars), stuck)
-        clock.stuck = lambda _: stuck(report)
-        pictures, trouble = _drawn(subject, plots)
+        also = lambda overdue: replace(report, findings=(*report.findings, hangs("plots", overdue, subject.roots)))
+        clock.stuck = lambda overdue: stuck(also(overdue))
+        pictures, trouble = _drawn(subject, None if report.hung else plots)
+        report = also(trouble) if isinstance(trouble, Overdue) else report
     tell(report, pictures)
     if isinstance(trouble, ReprokitError):
         raise trouble
@@ -94,16 +97,16 @@ def smoke(
 
 def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], BaseException | None]:
     """What goes wrong with a picture is no reason to lose the report."""
-    if folder is None:
+    if folder is None or (subject.opening and not subject.batches):  # which is told
         return [], None
     from reprokit.smoke import plots
 
     try:
         with subject.clock.watching():
             return plots.draw(subject, folder), None
-    except ReprokitError as error:  # that is said last
+    except (ReprokitError, Overdue) as error:  # that is said last
         return [], error
-    except (Exception, Overdue) as error:
+    except Exception as error:
         common.say(f"no pictures: {type(error).__name__}: {error}")
         return [], error
 

@@ -105,7 +105,7 @@ def hangs(gate: str, overdue: Overdue, roots: Sequence[Path]) -> Finding:
         expected=f"each build and each step within {overdue.seconds:g} s",
         observed=f"{overdue}{where}",
         verdict=Verdict.FAILED,
-        advice="`reprokit show` on its incident has the stacks of all threads; if it is slow, --hang-after allows more",
+        advice="an incident of it has the stacks of all threads; if it is only slow, --hang-after allows more",
         lap=LAPS,  # or one before that
     )
 

@@ -66,6 +66,11 @@ class Report:
         return sum(finding.verdict is verdict for finding in self.findings)
 
     @property
+    def hung(self) -> str:
+        """The gate that something hung in; empty where nothing did."""
+        return next((one.gate for one in self.findings if one.check == HANGS), "")
+
+    @property
     def failed_gates(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one.gate for one in self.findings if one.verdict is Verdict.FAILED))
 
@@ -128,7 +133,7 @@ class _Asking:
         for number, gate in enumerate(self._gates):
             progress.show(f"gate {gate.name}", number, len(self._gates))
             self._begun = number + 1
-            if hung := self._hung:
+            if hung := self.report().hung:
                 self._findings.append(_after(gate, hung))
                 continue
             first = len(self._findings)
@@ -143,17 +148,12 @@ class _Asking:
 
     def given_up(self, overdue: Overdue) -> Report:
         """What is known, from another thread, of what is still under way."""
-        if not self._hung:  # else it is the capture of that which hangs
+        if not self.report().hung:  # else it is the capture of that which hangs
             name = self._gates[self._begun - 1].name if self._begun else OPENING
             self._findings.append(hangs(name, overdue, self._subject.roots))
             self._uncaptured.append(f"{name}: no incident, because it hangs where it cannot be interrupted")
-        self._findings += [_after(gate, self._hung) for gate in self._gates[self._begun :]]
+        self._findings += [_after(gate, self.report().hung) for gate in self._gates[self._begun :]]
         return self.report()
-
-    @property
-    def _hung(self) -> str:
-        """The gate that did."""
-        return next((one.gate for one in self._findings if one.check == HANGS), "")
 
     def _capture(self, name: str, found: Sequence[Finding]) -> None:
         with _quiet() as lines:

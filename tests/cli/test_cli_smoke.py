@@ -147,6 +147,33 @@ def test_a_step_that_hangs_fails_with_its_place_and_an_incident(cli, hanging, tm
     assert Incident.open(path).manifest.signature.kind == "hang"
 
 
+def test_a_hang_while_pictures_are_drawn_is_no_pass(cli, hanging, tmp_path):
+    after_the_gates = (
+        WAITS.replace("    Path", "    SEEN.append(1)\n    if len(SEEN) < 12: return None\n    Path") + "\nSEEN = []"
+    )
+    words = (
+        "smoke",
+        hanging(after_the_gates),
+        "--only",
+        "gradients",
+        "--plots",
+        "pictures",
+        "--hang-after",
+        "2",
+        "--json",
+    )
+    code, out, _ = cli(*words)
+    *_, last = json.loads(out)["findings"]
+    assert (code, last["gate"], last["verdict"]) == (1, "plots", "FAILED")
+
+
+def test_nothing_is_drawn_of_a_build_that_hangs_and_that_is_told(cli, script, tmp_path):
+    file = tmp_path / script.partition(":")[0]
+    file.write_text(SCRIPT.replace("    torch.manual_seed(0)", "    __import__('threading').Event().wait()"))
+    code, out, err = cli("smoke", script, "--plots", "pictures", "--hang-after", "1", "--json")
+    assert (code, json.loads(out)["findings"][0]["gate"], "nothing to draw" in err) == (1, "opening", False)
+
+
 @pytest.mark.slow
 def test_what_hangs_where_nothing_can_interrupt_it_is_told_too(start, hanging, tmp_path):
     with start(hanging(DEAF), *FAST, "--hang-after", "6", "--json", "--junit", "smoke.xml") as running:

@@ -10,6 +10,7 @@ from reprokit.smoke.gates.extremes import Extremes
 from reprokit.smoke.gates.overfit import Overfit
 from reprokit.smoke.gates.resources import Resources
 from reprokit.smoke.plots import draw
+from reprokit.smoke.smoke import chosen
 from reprokit.video import train
 
 from .small import failed, rows, skipped, subject
@@ -119,3 +120,27 @@ def test_tokens_are_counted_where_they_are_a_part_of_what_an_encoder_gives(wrap)
 
 def _tokens(output):
     return next(part for part in (output.values() if isinstance(output, dict) else output) if part.ndim == 3)
+
+
+@pytest.fixture
+def alone():
+    """A process group of one, as DistributedDataParallel wants it."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+WRAPPERS = {"ddp": nn.parallel.DistributedDataParallel, "compiled": lambda net: torch.compile(net, backend="eager")}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", ["shapes", "numbers", "gradients", "leakage", "resources", "overfit", "extremes"])
+def test_wrappers_change_no_verdict(alone, monkeypatch, wrapper, name):
+    (gate,) = chosen([name])
+    told = lambda: {check: one.verdict for check, one in rows(gate, subject()).items()}
+    bare = told()
+    for made in ("_encoder", "_projector"):
+        real = getattr(train, made)
+        monkeypatch.setattr(train, made, lambda config, real=real: WRAPPERS[wrapper](real(config)))
+    assert told() == bare
