@@ -24,6 +24,7 @@ import os, pathlib, signal, sys, time, torch, reprokit
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from reprokit.harness import take_state
 
 RANK = int(os.environ.get("RANK", 0))
 if "STUCK" in os.environ:
@@ -77,6 +78,9 @@ if __name__ == "__main__":
         limits = reprokit.Limits(hang_after=8 if act == "hang" else None)
         with reprokit.Recorder(harness, build=build, config=config, limits=limits, recapture=True) as recorder:
             for batch in batches(act):
+                if recorder.steps == 3:
+                    tensors = {kind: take_state(harness)[kind] for kind in ("parameters", "buffers")}
+                    torch.save(tensors, f"start-{act}-{RANK}.pt")
                 try:
                     recorder.step(batch)
                 except ValueError:
@@ -163,6 +167,15 @@ def test_each_rank_has_its_own_batch_donor_generators_and_history(nan):
     assert own["parameters"].keys() == shared["parameters"].keys()
     differ = [name for name, buffer in own["buffers"].items() if not torch.equal(buffer, shared["buffers"][name])]
     assert [name.rpartition(".")[2] for name in differ] == ["running_mean", "running_var"]
+
+
+def test_each_rank_has_the_state_that_its_failing_step_started_from(nan):
+    folder, incident = nan[0], captured(nan[0])
+    for rank in (0, 1):
+        start, held = torch.load(folder / f"start-nan-{rank}.pt"), incident.state(rank)
+        for kind in start:
+            assert start[kind].keys() == held[kind].keys() and start[kind]
+            assert all(torch.equal(value, held[kind][name]) for name, value in start[kind].items())
 
 
 def test_the_evidence_says_which_rank_only_received_the_nan(nan):
