@@ -21,6 +21,7 @@ from reprokit.step.worker import Worker
 pytestmark = pytest.mark.slow
 
 ZOO = Path(__file__).parents[1] / "zoo"
+RECIPES = ["z01", "z03", "z04", "z08", "z14", "z17", "z19", "z23", "z26", "z31", "z37", "z44", "z52"]
 PRELUDE = "import torch, reprokit\nfrom torch import nn\n"
 
 
@@ -160,7 +161,7 @@ def test_accumulation_is_captured_between_optimizer_steps(tmp_path):
     assert incident.state()["gradients"] and incident.state()["loop"] == {"micro": 1}
 
 
-@pytest.mark.parametrize("name", "z01 z03 z04 z08 z14 z17 z19 z23 z26 z31 z37 z44 z52".split())
+@pytest.mark.parametrize("name", RECIPES)
 def test_known_mechanisms_are_captured_with_their_kind_and_replay(tmp_path, name):
     kinds = {"nan_loss": Kind.NONFINITE_LOSS, "nan_grad": Kind.NONFINITE_GRAD, "nan_param": Kind.NONFINITE_PARAM}
     text = (ZOO / f"{name}.py").read_text()
