@@ -32,7 +32,10 @@ T = TypeVar("T")
 def plain(config: Any) -> Any:
     """Dicts, lists, numbers, strings, booleans and None. Raises BadInput for what is missing, refers to nothing or
     contains itself."""
-    return _told(config, "config")
+    try:
+        return _told(config, "config")
+    except RecursionError as error:
+        raise BadInput("config: nested too deeply; a config is a tree of plain data") from error
 
 
 def configured(build: Callable[[Any], T]) -> Callable[[Any], T]:

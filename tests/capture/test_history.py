@@ -141,6 +141,11 @@ def test_the_steps_of_a_resumed_run_are_numbered_on_and_are_the_same(record):
     assert other.manifest.fingerprint == one.manifest.fingerprint and comes_again(other, other.rewindable())
 
 
+def test_the_first_steps_of_a_resumed_run_are_copied_like_those_of_another(record):
+    incident, _ = record({"STEP": "x.add_(1.0)"}, fails=1, steps_before=1000)
+    assert not incident.manifest.left_out and comes_again(incident, 0)
+
+
 @pytest.mark.parametrize("number", [-1, 2.0, True, None])
 def test_what_is_no_number_of_steps_is_refused(record, number):
     with pytest.raises(BadInput, match=f"steps_before={number}; expected how many steps the run has had"):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from typing import Optional
 
@@ -228,6 +229,7 @@ REFUSED = {
     "no such resolver": (lambda: plain(OmegaConf.create({"a": "${nothing:1}"})), "a: "),
     "a resolver that fails": (lambda: plain(OmegaConf.create({"a": {"b": "${oc.decode:'{'}"}})), "a.b: "),
     "a dict in itself": (lambda: plain(around("a", "b")), "config.a.b[0]: contains itself"),
+    "without an end": (lambda: plain(reduce(lambda inner, _: {"a": inner}, range(3000), {})), "nested too deeply"),
     "a dataclass in itself": (lambda: plain(of_itself()), "config.parts[0]: contains itself"),
     "a method": (lambda: configured(Method.build), "Method.build cannot be called with a config alone"),
     "no function": (lambda: configured(None), "a NoneType is no function"),
