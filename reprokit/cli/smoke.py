@@ -85,7 +85,10 @@ def smoke(
         clock.stuck = lambda overdue: stuck(gates.Report(findings=(hangs(OPENING, overdue, []),)))
         subject = opening.opened(entrypoint, config, seed=seed, out=out, clock=clock)
         report = gates.smoke(subject, chosen, common.Reporter(bars), stuck)
-        also = lambda overdue: replace(report, findings=(*report.findings, hangs("plots", overdue, subject.roots)))
+
+        def also(overdue: Overdue) -> gates.Report:
+            return replace(report, findings=(*report.findings, hangs("plots", overdue, subject.roots)))
+
         clock.stuck = lambda overdue: stuck(also(overdue))
         pictures, trouble = _drawn(subject, None if report.hung else plots)
         report = also(trouble) if isinstance(trouble, Overdue) else report

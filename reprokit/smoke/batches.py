@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -46,25 +45,21 @@ def _first(loader: Any, subject: Subject) -> tuple[list[_Pair], Finding | None]:
     """What came, and what kept the rest from coming; an end after the first batch does not."""
     pairs: list[_Pair] = []
     seconds = subject.clock.patience
-    done = _begun(lambda: _fetched(loader, pairs))
-    wait([done], seconds)
-    came, is_over = list(pairs), done.done()  # a thread that hangs may add to them later
-    if not is_over:
+    ended = _in_time(lambda: _fetched(loader, pairs), seconds)
+    came = list(pairs)  # a thread that hangs may add to them later
+    if ended is None:
         observed = f"the loader gave no batch {len(came) + 1} in {seconds:g} s"
         return came, _failed(
             observed, "num_workers=0 shows where it hangs; if it is only slow, --hang-after allows more"
         )
-    try:
-        trouble = done.result()
-    except ReprokitError:
-        raise
-    except (Exception, SystemExit) as error:
-        where = exception_signature(error, phase="forward", roots=subject.roots).function  # the user's innermost
-        observed = f"the loader raised {one_line(error)}{f' ({where})' if where else ''}"
-        return came, _failed(f"{observed}, for batch {len(came) + 1}", "num_workers=0 shows more of where")
-    if not came and not trouble:
-        trouble = _failed("the loader gives no batch", "check what it reads from, its batch size and drop_last")
-    return came, trouble
+    if ended.error is not None:
+        signature = exception_signature(ended.error, phase="forward", roots=subject.roots)
+        where = f" ({signature.function})" if signature.function else ""
+        observed = f"the loader raised {one_line(ended.error)}{where}, for batch {len(came) + 1}"
+        return came, _failed(observed, "num_workers=0 shows more of where")
+    if not came and not ended.trouble:
+        return came, _failed("the loader gives no batch", "check what it reads from, its batch size and drop_last")
+    return came, ended.trouble
 
 
 def _fetched(loader: Any, pairs: list[_Pair]) -> Finding | None:
@@ -93,18 +88,29 @@ def _failed(observed: str, advice: str) -> Finding:
     )
 
 
-def _begun(fetch: Callable[[], Finding | None]) -> Future[Finding | None]:
-    """In a thread, since a worker that is stuck never says so. One that does not end ends with the process."""
-    done = Future[Finding | None]()
+@dataclass(slots=True)
+class _Ended:
+    trouble: Finding | None = None
+    error: BaseException | None = None
+
+
+def _in_time(fetch: Callable[[], Finding | None], seconds: float) -> _Ended | None:
+    """None where it takes too long: a worker that is stuck never says so. Such a thread ends with the process. Raises
+    what is no word about batches."""
+    ended = list[_Ended]()
 
     def work() -> None:
         try:
-            done.set_result(fetch())
+            ended.append(_Ended(fetch()))
         except BaseException as error:
-            done.set_exception(error)
+            ended.append(_Ended(error=error))
 
-    threading.Thread(target=work, name="reprokit loader", daemon=True).start()
-    return done
+    thread = threading.Thread(target=work, name="reprokit loader", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if ended and isinstance(ended[0].error, ReprokitError | KeyboardInterrupt):
+        raise ended[0].error
+    return ended[0] if ended else None
 
 
 def _timed(loader: Any) -> Iterator[_Pair]:

@@ -8,15 +8,13 @@ it begins, with no signature: state and batch are there to be looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from reprokit import _files
 from reprokit.capture.logs import one_line
 from reprokit.capture.recorder import Recorder
-from reprokit.smoke.clock import Overdue
-from reprokit.smoke.gate import HANGS, Finding, Subject, Verdict
+from reprokit.smoke.gate import Finding, Subject, Verdict
 from reprokit.smoke.laps import copied
 from reprokit.step.limits import Limits
 
@@ -29,8 +27,7 @@ def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], li
     failed = [one for one in findings if one.verdict is Verdict.FAILED]
     if subject.out is None or not failed:
         return [], []
-    hung = any(one.check == HANGS for one in failed)  # otherwise the steps are known to end, and writing may take long
-    with subject.clock.watching() if hung else nullcontext():
+    with subject.clock.watching():
         return _each(subject, failed)
 
 
@@ -46,7 +43,9 @@ def _each(subject: Subject, failed: Sequence[Finding]) -> tuple[list[Path], list
         try:
             own = _failing(subject, reason, batches)
             path = own or _as_it_begins(subject, reason, batches)
-        except (Exception, SystemExit, Overdue) as error:  # what cannot be captured is said, and stops no other gate
+        except BaseException as error:  # what cannot be captured is said, and stops no other gate
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return paths, [f"no incident: {one_line(error)}"]
         if path is None:
             return paths, ["no incident was written"]
@@ -68,9 +67,13 @@ def _cases(subject: Subject, failed: Sequence[Finding]) -> Iterator[tuple[list[A
 def _failing(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
     """Of a step that fails by itself, with one of these."""
     recorder = _recorder(subject, reason)
-    with suppress(Exception, SystemExit, Overdue), recorder:
-        for batch in batches:
-            recorder.step(copied(batch))
+    try:
+        with recorder:
+            for batch in batches:
+                recorder.step(copied(batch))
+    except BaseException as error:  # the recorder has seen it
+        if isinstance(error, KeyboardInterrupt):
+            raise
     return recorder.incidents[-1] if recorder.incidents else None
 
 

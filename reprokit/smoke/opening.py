@@ -96,7 +96,7 @@ def _defaults(build: Callable[[Any], Harness], entrypoint: str) -> Any:
 def _built(subject: Subject) -> Harness:
     try:
         return subject.harness()
-    except ReprokitError:
+    except (ReprokitError, KeyboardInterrupt, Overdue):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise BadInput(f"{subject.entrypoint}: build raised {one_line(error)}; does the config fit?") from error

@@ -171,7 +171,9 @@ def _ask(gate: Gate, subject: Subject, raised: dict[Signature, str], findings: l
                 findings.append(finding)  # each at once: what hangs later does not take it along
     except Overdue as overdue:
         findings.append(hangs(gate.name, overdue, subject.roots))
-    except (Exception, SystemExit) as error:  # a step that exits must not take the report with it
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a step that exits, or is cancelled, must not take the report with it
         findings.append(_broke(gate, subject, error, raised))
     if len(findings) == before:
         nothing = gate.failed("it says something", "one finding at least", "nothing", "report this: a gate must answer")

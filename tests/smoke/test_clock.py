@@ -11,7 +11,7 @@ import torch
 from reprokit.failure import Kind
 from reprokit.incident import Incident
 from reprokit.smoke.clock import Clock, Overdue
-from reprokit.smoke.gate import HANGS, Verdict
+from reprokit.smoke.gate import HANGS, Gate, Verdict
 from reprokit.smoke.gates.extremes import Extremes
 from reprokit.smoke.gates.gradients import Gradients
 from reprokit.smoke.gates.numbers import Numbers
@@ -170,6 +170,22 @@ def test_a_hang_leaves_an_incident_of_its_kind(mutants, tmp_path):
     assert incident.manifest.signature.kind is Kind.HANG
     assert HANGS in (path / "logs" / "reason.txt").read_text()
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+class Objecting(Gate):
+    """Without running a step."""
+
+    name = "objecting"
+
+    def look(self, subject):
+        yield self.failed("fine", "yes", "no", "mend it")
+
+
+def test_a_hang_that_only_the_capture_of_another_failure_meets_is_captured(mutants, tmp_path):
+    report = smoke(mutants.subject(mutants.hanging, out=tmp_path, clock=Clock(1.0)), [Objecting()])
+    assert report.failed_gates == ("objecting",)
+    ((_, path),) = report.incidents
+    assert Incident.open(path).manifest.signature.kind is Kind.HANG
 
 
 SCRIPT = """

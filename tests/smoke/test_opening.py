@@ -111,6 +111,8 @@ def test_a_script_in_a_folder_is_named_from_the_root_of_its_repository(script, t
         ("LOADER = None", "the harness has no loader"),
         ("LOADER = []", "the loader gives no batch"),
         ("LOADER = ({}[i] for i in [0])", "the loader raised KeyError: 0 (smoked_"),
+        ("LOADER = (exec('raise GeneratorExit') for i in [0])", "the loader raised GeneratorExit: (smoked_"),
+        ("LOADER = 5", "the loader raised TypeError: 'int' object is not iterable, for batch 1"),
         ("LOADER = [{}]", "batch 1 of the loader has no tensors: it is {}"),
         ("LOADER = [{'x': []}]", "batch 1 of the loader has no tensors: it is {'x': []}"),
         ("LOADER = [{'x': (i for i in [])}]", "batch 1 of the loader cannot be copied: TypeError: cannot pickle"),

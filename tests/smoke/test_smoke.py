@@ -1,5 +1,6 @@
 """The runner never flatters: what breaks has failed, what says nothing has failed, what was not asked is no pass."""
 
+import asyncio
 import json
 import logging
 from dataclasses import replace
@@ -76,14 +77,15 @@ def test_a_step_that_raises_is_one_failure_with_its_place(plain):
     assert "see numbers" in again.observed
 
 
-def test_a_step_that_exits_is_a_failure_that_leaves_the_report(plain, tmp_path):
+@pytest.mark.parametrize("leaving", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_a_step_that_exits_is_a_failure_that_leaves_the_report(plain, tmp_path, leaving):
     def exiting(net, batch):
-        raise SystemExit(0)
+        raise leaving(0)
 
     report = smoke(plain.subject(lambda: plain.harness(exiting), out=tmp_path), [Numbers(), Gradients()])
     failed = [one for one in report.findings if one.verdict is FAILED]
     assert [one.gate for one in failed] == ["numbers"]
-    assert failed[0].observed.startswith("SystemExit: 0 (")
+    assert failed[0].observed.startswith(f"{leaving.__name__}: 0 (")
     assert [gate for gate, _ in report.incidents] == ["numbers"] or report.uncaptured
 
 
