@@ -39,7 +39,7 @@ class Run:
     reports: list[pytest.TestReport] = field(default_factory=list)
     signature: Signature | None = None  # of the first phase that failed
     subtests: bool = False
-    names: dict[str, object] = field(default_factory=dict)  # that a doctest knows, and clears when it ends
+    names: dict[str, object] = field(default_factory=dict)  # that a doctest knows: one that passes clears them
 
 
 class Instead:
@@ -69,7 +69,7 @@ class Replays:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if item.stash.get(REPLAYING, False):
             return (yield)
-        self.run = first = Run(names=dict(_names(item)))
+        self.run = first = Run(names=_names(item))
         handled = yield
         if not first.reports:
             return handled  # another plugin ran and reported it
@@ -210,13 +210,14 @@ def _tear_down(item: pytest.Item, first: Run) -> None:
 
 def _renew(item: pytest.Item, names: dict[str, object]) -> None:
     """What pytest keeps with its item: the instance of a test class, the names of a doctest."""
-    _names(item).update(names)
+    if isinstance(item, pytest.DoctestItem):
+        item.dtest.globs = dict(names)
     if isinstance(item, pytest.Function) and item.__dict__.pop("_instance", None) is not None:
         item.obj = getattr(item.instance, item.originalname)
 
 
 def _names(item: pytest.Item) -> dict[str, object]:
-    return item.dtest.globs if isinstance(item, pytest.DoctestItem) else {}
+    return dict(item.dtest.globs) if isinstance(item, pytest.DoctestItem) else {}
 
 
 def _tell(item: pytest.Item, first: Run, replay: Replay) -> None:

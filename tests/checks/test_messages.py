@@ -158,3 +158,5 @@ def test_the_version_is_the_commit_by_default(tmp_path, monkeypatch):
     assert re.fullmatch("[0-9a-f]{12}", version_in(clean, monkeypatch))
     assert re.fullmatch("[0-9a-f]{12} with changes", version_in(changed, monkeypatch))
     assert version_in(none, monkeypatch) == "not known: no commit here; give About(version=...)"
+    none.rmdir()
+    assert "the working directory is gone" in message(checks.exact("x", 1, 1), About(dataset="d", seed=0))

@@ -275,8 +275,8 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 MARGINS = {
     "given": lambda _: 0.1,
     "history": lambda values: History(values=values),
-    "bootstrap": lambda _: Bootstrap(resamples=20),
-    "strict": lambda _: Bootstrap(resamples=20, strict=True),
+    "bootstrap": lambda _: Bootstrap(resamples=200),
+    "strict": lambda _: Bootstrap(resamples=200, strict=True),
 }
 
 
@@ -298,6 +298,13 @@ def test_no_numbers_are_too_large_or_too_small_for_an_answer(values, bound, marg
 @given(st.integers(-900, 900), st.integers(0, 10**6), st.sampled_from(["history", "bootstrap", "strict"]))
 def test_the_unit_does_not_matter(power, seed, margin):
     """A factor of two rounds nothing, so that answers are those of the same values in another unit."""
-    values, unit = np.random.default_rng(seed).exponential(size=40), 2.0**power
-    ask = lambda by: checks.at_least("x", values * by, 0.9 * by, margin=MARGINS[margin]((values * by).tolist()))
+    values, unit = np.random.default_rng(seed).normal(5, size=40), 2.0**power
+    ask = lambda by: checks.at_least("x", values * by, 4.9 * by, margin=MARGINS[margin]((values * by).tolist()))
+    assert ask(1.0).answer is not checks.Answer.UNANSWERED
     assert (ask(unit).answer, ask(unit).p_value) == (ask(1.0).answer, ask(1.0).p_value)
+
+
+@pytest.mark.parametrize("past", [[1.7e308, -1.7e308], [1.7e308, 1.6e308]])
+def test_a_history_that_no_float_holds_answers_nothing(past):
+    result = checks.at_least("x", 0.5, margin=History(values=past), n=1)
+    assert result.answer is checks.Answer.UNANSWERED and "more than a float holds" in result.observed
