@@ -190,7 +190,8 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._epoch.batch_progress.current.ready = state["batch_idx"] + 1
         self._epoch.batch_progress.is_last_batch = state["last"]
-        self._fit.epoch_progress.current.processed = state["epoch"]
+        now = self._fit.epoch_progress.current
+        now.processed = now.completed = state["epoch"]  # they differ between two epochs only
         self._steps.total.completed = state["global_step"]
         self._trainer.accumulate_grad_batches = state["accumulate"]
 

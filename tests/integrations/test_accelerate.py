@@ -53,13 +53,14 @@ def test_gradients_are_looked_at_before_they_are_clipped(loop, tmp_path, again):
     assert incident.manifest.signature.kind is Kind.GRAD_SPIKE and outcome.status is Status.FAIL
 
 
-def test_a_state_that_was_loaded_goes_on_and_its_steps_are_numbered_on(loop, tmp_path, again):
+@pytest.mark.parametrize(("step", "options"), [(12, {"bad": 17}), (8, {"limits": Limits(loss_above=1e-9)})])
+def test_a_state_that_was_loaded_goes_on_and_its_steps_are_numbered_on(loop, tmp_path, again, step, options):
     config = {"accumulate": 3}
     train(loop, config, tmp_path / "out")
     loop.build.accelerator.save_state(str(tmp_path / "state"))
-    with pytest.raises(IncidentCaptured, match=r"^step 12: ") as captured:
-        train(loop, config, tmp_path / "out", bad=17, resumed=str(tmp_path / "state"), steps_before=7)
-    outcome, incident = again(captured.value.path, rewind=3)
+    with pytest.raises(IncidentCaptured, match=f"^step {step}: ") as captured:
+        train(loop, config, tmp_path / "out", resumed=str(tmp_path / "state"), steps_before=7, **options)
+    outcome, incident = again(captured.value.path, rewind=min(3, step - 8))
     assert outcome.status is Status.FAIL and outcome.fingerprint == incident.manifest.fingerprint
 
 

@@ -118,16 +118,19 @@ def test_a_trainer_trains_twice(hf, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["not clipped", "accumulated"])
-def test_a_resumed_run_numbers_its_steps_as_the_run_that_was_never_interrupted(hf, tmp_path, again, way):
+@pytest.mark.parametrize("rewind", [0, 3])
+def test_a_resumed_run_numbers_its_steps_as_the_run_that_was_never_interrupted(hf, tmp_path, again, way, rewind):
+    """With finite losses, which tell what a NaN would hide."""
     args = {**WAYS[way][0]["args"], "save_strategy": "steps", "save_steps": 4}
     config = {"args": args, "steps": 4, "out": str(tmp_path / "trainer")}
     run(hf, tmp_path, config, recorded=False)
-    config |= {"steps": 20, "bad": 29}
+    config |= {"steps": 20, "far": 29}
     trainer = hf.build(config)
-    found = record(trainer, hf.build, config, out=tmp_path / "incidents", rehearse=False)
-    with pytest.raises(IncidentCaptured):
+    options = {"rehearse": False, "limits": Limits(loss_above=50.0)}
+    found = record(trainer, hf.build, config, out=tmp_path / "incidents", **options)
+    with pytest.raises(IncidentCaptured, match="loss_spike"):
         trainer.train(resume_from_checkpoint=f"{config['out']}/checkpoint-4")
-    outcome, incident = again(found.incidents[0], rewind=3)
+    outcome, incident = again(found.incidents[0], rewind=rewind)
     last = {"not clipped": 8, "accumulated": 16}[way]  # batches of an epoch; of two, where three of them are a step
     assert incident.manifest.step == last and [entry["step"] for entry in incident.history()][-1] == last - 1
     assert incident.state()["extra"]["progress"]["global_step"] == {"not clipped": 7, "accumulated": 5}[way]

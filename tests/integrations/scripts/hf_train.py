@@ -36,6 +36,8 @@ def samples(config):
     ]
     if config.get("bad") is not None:
         found[config["bad"]]["x"][1] = float("nan")
+    if config.get("far") is not None:
+        found[config["far"]]["labels"] += 30
     if config.get("negative") is not None:
         found[config["negative"]]["labels"] -= 2
     return found

@@ -20,7 +20,7 @@ class Net(L.LightningModule):
             raise ValueError("a value is missing")
         warm = 1 + 0.01 * self.global_step + 0.001 * batch_idx + 0.1 * self.current_epoch
         out = self.net(batch["x"])
-        loss = out.square().mean() * warm * self.scale
+        loss = out.square().mean() * warm * self.scale * batch["times"]
         self.log("loss", loss, on_epoch=True)
         if self.way == "manual":
             optimizer = self.optimizers()
@@ -32,7 +32,7 @@ class Net(L.LightningModule):
             return None
         if self.way == "adversarial":
             first, second = self.optimizers()
-            for optimizer, part in (first, loss), (second, self.critic(out.detach()).square().mean()):
+            for optimizer, part in (first, loss), (second, self.critic(out.detach()).square().mean() * batch["times"]):
                 self.toggle_optimizer(optimizer)
                 optimizer.zero_grad()
                 self.manual_backward(part)
@@ -102,9 +102,12 @@ def build(config):
     return kind(config["way"], config.get("scale", 1.0))
 
 
-def loader(bad=None, batches=7):
+def loader(bad=None, batches=7, far=None):
+    """bad: a batch with a NaN in it; far: one with a loss that is finite, and far from the others."""
     generator = torch.Generator().manual_seed(1)
-    found = [{"x": torch.rand(6, 4, generator=generator)} for _ in range(batches)]
+    found = [{"x": torch.rand(6, 4, generator=generator), "times": 1.0} for _ in range(batches)]
     if bad is not None:
         found[bad]["x"][2, 1] = float("nan")
+    if far is not None:
+        found[far]["times"] = 1e3
     return torch.utils.data.DataLoader(found, batch_size=None)
