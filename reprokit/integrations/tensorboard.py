@@ -26,6 +26,8 @@ def link(writer: Any, at: Callable[[], int] | None = None) -> OnIncident:
             f"tensorboard.link: a {type(writer).__name__} has no add_text; hand over a torch.utils.tensorboard."
             "SummaryWriter (pip install 'reprokit[trackers]')"
         )
+    if at is not None and not callable(at):
+        raise BadInput(f"tensorboard.link: at={at!r} is no function; for example at=lambda: trainer.global_step")
 
     def told(incident: Incident) -> None:
         found = said(incident)

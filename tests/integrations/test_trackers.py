@@ -126,6 +126,11 @@ def test_what_is_no_tracker_is_refused_with_what_to_hand_over(link, what):
         link(what)
 
 
+def test_a_step_in_place_of_what_asks_for_it_is_refused_in_one_line(tmp_path):
+    with SummaryWriter(str(tmp_path)) as writer, pytest.raises(BadInput, match="at=3 is no function"):
+        tensorboard.link(writer, at=3)
+
+
 def test_a_tracker_that_is_told_of_something_else_says_so_in_one_line():
     with pytest.raises(BadInput, match="told of a str; it is told of an Incident"):
         sentry.report("incidents/one")
