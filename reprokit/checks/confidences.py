@@ -11,6 +11,8 @@ is too small.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from reprokit.checks.asked import checked_alpha, checked_name, checked_resamples, checked_seed, number, whole
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 BINS = 15  # as most publications, so that numbers can be compared
 RESAMPLES = 1000  # a standard error of 0.007 at 0.05
+_MISCALIBRATED = "draw the reliability diagram; fit a temperature on other data, and check again on these"
 
 
 def calibration(
@@ -44,8 +47,6 @@ def calibration(
     share, between 0 and 1. bins: of equal width. resamples, seed: of the draws alone. Raises BadInput for what is none
     of these, and for two lengths.
     """
-    import numpy as np
-
     alpha, seed = checked_alpha(checked_name(name), alpha), checked_seed(name, seed)
     bins = whole(name, "bins", bins, "it takes one, or more, up to a million", least=1, most=10**6)
     resamples = checked_resamples(name, resamples, alpha)
@@ -54,40 +55,65 @@ def calibration(
         at_most = number(name, "at_most", at_most, rule, allowed=lambda one: 0 < one < 1)
     sure, right = sample(name, confidences), sample(f"{name}: correct", correct)
     _check(name, sure, right)
-    n = len(sure)
+    found = _Found()
     problem = unsound(sure) or unsound(right, "row of answers", may_be_constant=True)
-    error = perfect = p_value = least_p = float("nan")
     if not problem:
-        places = np.minimum((sure * bins).astype(int), bins - 1)
-        generator = np.random.default_rng(seed)
-        draws = [_error(places, sure, generator.random(n) < sure, bins) for _ in range(resamples)]
-        error, perfect = _error(places, sure, right, bins), float(np.median(draws))
-        worst = _error(places, sure, sure < 0.5, bins)
-        p_value, least_p = _share_of(draws, error), _share_of(draws, worst)
-        if at_most is None and least_p >= alpha:
-            problem = f"no outcome of so few could fail: the least p is {shown(least_p)}"
-        if at_most is not None and perfect > at_most:
-            problem = f"a perfect model shows {shown(perfect)} on a sample of this size"
-    passed = error <= at_most if at_most is not None else p_value >= alpha
-    tested = at_most is None and not problem
+        found = _beside_perfect(sure, right, bins=bins, resamples=resamples, seed=seed)
+        problem = _why_not(found, at_most, alpha)
+    bounded = at_most is not None
+    passed = found.error <= at_most if at_most is not None else found.p_value >= alpha
     within = f"<= {shown(at_most)}" if at_most is not None else f"is what calibrated ones show (alpha {alpha:g})"
-    seen = f"error {shown(error)}{f', p = {shown(p_value)}' if at_most is None else ''}"
+    seen = f"error {shown(found.error)}{'' if bounded else f', p = {shown(found.p_value)}'}"
+    tested = not bounded and not problem
     return Result(
         name=name,
         condition=f"expected calibration error of {name}, {bins} bins, {within}",
         expected=f"at most {shown(at_most)}" if at_most is not None else f"p >= {alpha:g}",
-        observed=(f"{seen}; {problem}" if error == error else problem) if problem else seen,
-        n=n,
+        observed="; ".join(filter(None, [seen if isfinite(found.error) else "", problem])),
+        n=len(sure),
         answer=Answer.UNANSWERED if problem else Answer.PASSED if passed else Answer.FAILED,
-        next_step=advice(
-            problem, "draw the reliability diagram; fit a temperature on other data, and check again on these"
-        ),
-        limits=f"a perfect model shows about {perfect:.3g} on samples of this size, and less than that is not seen",
-        measured={"calibration_error": error, "of_a_perfect_model": perfect},
-        p_value=p_value if tested else None,
-        least_p=least_p if tested else 0.0,
-        alpha=alpha if at_most is None else None,
+        next_step=advice(problem, _MISCALIBRATED),
+        limits=f"a perfect model shows about {found.perfect:.3g} on samples of this size, and less than that is not "
+        "seen",
+        measured={"calibration_error": found.error, "of_a_perfect_model": found.perfect},
+        p_value=found.p_value if tested else None,
+        least_p=found.least_p if tested else 0.0,
+        alpha=None if bounded else alpha,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """Beside a model that is perfectly calibrated; NaN where the sample answers nothing."""
+
+    error: float = nan
+    perfect: float = nan  # the median error of such a model
+    p_value: float = nan
+    least_p: float = nan  # of the worst that could be seen
+
+
+def _beside_perfect(sure: Numbers, right: Numbers, *, bins: int, resamples: int, seed: int) -> _Found:
+    import numpy as np
+
+    places = np.minimum((sure * bins).astype(int), bins - 1)
+    generator = np.random.default_rng(seed)
+    draws = [_error(places, sure, generator.random(len(sure)) < sure, bins) for _ in range(resamples)]
+    error, worst = (_error(places, sure, answers, bins) for answers in (right, sure < 0.5))
+    return _Found(
+        error=error,
+        perfect=float(np.median(draws)),
+        p_value=_share_of(draws, error),
+        least_p=_share_of(draws, worst),
+    )
+
+
+def _why_not(found: _Found, at_most: float | None, alpha: float) -> str:
+    """Why a sample can answer nothing; empty if it can."""
+    if at_most is not None:
+        return (
+            f"a perfect model shows {shown(found.perfect)} on a sample of this size" if found.perfect > at_most else ""
+        )
+    return f"no outcome of so few could fail: the least p is {shown(found.least_p)}" if found.least_p >= alpha else ""
 
 
 def _check(name: str, sure: Numbers, right: Numbers) -> None:
