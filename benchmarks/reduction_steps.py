@@ -26,6 +26,7 @@ from reprokit import pipeline, reducing
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.incident import Incident
 from reprokit.layout import Layout
+from reprokit.progress import Silence
 from reprokit.reduce.oracle import FORWARD
 from reprokit.step.case import Case
 from reprokit.step.outcome import Status
@@ -62,7 +63,7 @@ def _run(config: dict[str, Any], healthy: Any, batch: Any, place: Place) -> tupl
             pipeline.Subject(incident=incident),
             Path(folder) / "reduced",
             pipeline.Options(engine="process", n=1),
-            pipeline.Silence(),
+            Silence(),
         )
         assert tuple(found.axes[axis].kept for axis in AXES) == tuple((index,) for index in place)
         with Worker(incident) as worker:

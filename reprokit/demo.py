@@ -17,7 +17,8 @@ from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.errors import ReprokitError
 from reprokit.incident import Incident
 from reprokit.layout import Layout
-from reprokit.pipeline import Options, Progress, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Progress
 from reprokit.reduce.result import Reduction
 from reprokit.replay.result import Replay
 from reprokit.video.train import build, default_config

@@ -17,7 +17,8 @@ from reprokit import pipeline
 from reprokit._files import shown
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
-from reprokit.pipeline import Options, Progress, Subject, asking_of, case_of
+from reprokit.pipeline import Options, Subject, asking_of, case_of
+from reprokit.progress import Progress
 from reprokit.replay import escalated
 from reprokit.replay.contrast import Contrast, Seen, contrast
 from reprokit.replay.replay import device

@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from reprokit import works
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.failure import matching
 from reprokit.incident import Incident, Manifest
+from reprokit.progress import Progress
 from reprokit.replay import draws
 from reprokit.replay.choose import image_of as image_for
 from reprokit.replay.choose import open_engine
@@ -39,24 +40,6 @@ from reprokit.triage.locate import locate as trace
 from reprokit.triage.triage import Part, Triage
 from reprokit.triage.triage import check as check_triage
 from reprokit.triage.triage import triage as find_what_decides
-
-
-class Progress(Protocol):
-    """Where news goes while a verb works."""
-
-    def say(self, line: str) -> None:
-        """A line worth reading once."""
-
-    def show(self, what: str, done: int, total: int | None, note: str = "") -> None:
-        """How far it is; total None where nobody knows."""
-
-
-class Silence:
-    """For callers that want the result alone."""
-
-    def say(self, line: str) -> None: ...
-
-    def show(self, what: str, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

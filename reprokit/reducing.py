@@ -17,7 +17,8 @@ from reprokit import _canvas, pipeline, resume, works
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
 from reprokit.layout import Layout
-from reprokit.pipeline import Options, Progress, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Progress
 from reprokit.reduce.isolation import LEVELS, NotReproduced
 from reprokit.reduce.journal import Journal
 from reprokit.reduce.model import NO_MODEL, Model

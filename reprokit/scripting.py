@@ -15,7 +15,8 @@ from pathlib import Path
 from reprokit._scratch import PREFIX
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
-from reprokit.pipeline import Options, Progress, Subject, asking_of
+from reprokit.pipeline import Options, Subject, asking_of
+from reprokit.progress import Progress
 from reprokit.replay import command, draws
 from reprokit.replay.choose import open_script
 from reprokit.replay.command import Command

@@ -56,7 +56,7 @@ class Live:
         if count := len(self._prints):
             parts.append(f"{count} fingerprint{'s' * (count > 1)}")
         if known.infra:
-            parts.append(f"{known.infra} broke")
+            parts.append(f"{known.infra} without an answer")
         return ", ".join(parts)
 
     def _foretell(self, known: Replay, seconds: float) -> None:

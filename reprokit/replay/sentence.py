@@ -33,7 +33,8 @@ def sentence(replay: Replay) -> str:
         return f"{_counts(replay)}: {_supported(replay)}, not the {at_least(rate)} asked for{more}"
     spoiled = next((attempt.outcome.detail for attempt in replay.attempts if not attempt.counts), "")
     few = f"{replay.n} of {replay.asked} attempts usable"
-    return f"{few}, {_counts(replay)}: {_supported(replay)}; {replay.infra} broke, the first: {last_line(spoiled)}"
+    without = f"{replay.infra} without an answer, the first: {last_line(spoiled)}"
+    return f"{few}, {_counts(replay)}: {_supported(replay)}; {without}"
 
 
 def at_least(rate: float) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reprokit.capture.logs import one_line
 from reprokit.errors import BadInput
 from reprokit.failure import Signature, exception_signature
+from reprokit.progress import Progress, Silence
 from reprokit.smoke import incidents
 from reprokit.smoke.clock import Overdue
 from reprokit.smoke.gate import HANGS, OPENING, Finding, Gate, Subject, Verdict, hangs
@@ -35,18 +36,6 @@ PROVES = "this proves plumbing, not accuracy: that what is built is what was mea
 DEFAULT: tuple[type[Gate], ...] = (Rehearsal, Shapes, Numbers, Gradients, Leakage, Resources)
 OTHERS: tuple[type[Gate], ...] = (Overfit, Extremes)
 NAMES = tuple(gate.name for gate in (*DEFAULT, *OTHERS))
-
-
-class Progress(Protocol):
-    """Where news goes while gates are asked."""
-
-    def show(self, what: str, done: int, total: int | None, note: str = "") -> None: ...
-
-
-class Silence:
-    """For callers that want the report alone."""
-
-    def show(self, what: str, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from reprokit import pipeline
 from reprokit.incident import Incident
+from reprokit.progress import Silence
 from reprokit.step.case import Case
 from reprokit.step.evaluate import Session
 
@@ -56,7 +57,7 @@ def replayed():
 
     def run(path, n=3):
         options = pipeline.Options(n=n, engine="process", jobs=2)
-        return pipeline.replay(pipeline.opened(path), options, pipeline.Silence()), Incident.open(path)
+        return pipeline.replay(pipeline.opened(path), options, Silence()), Incident.open(path)
 
     return run
 

@@ -323,12 +323,12 @@ def test_fingerprints_count_the_commonest_and_leave_out_what_has_none():
         (
             replay_of(FAIL, FAIL, FAIL, *[INFRA] * 14, asked=14, stopped="infrastructure"),
             "3 of 14 attempts usable, 3/3 failed, bitwise-stable 3/3: fails in at least 37% of attempts "
-            "(95% confidence); 14 broke, the first: DockerError: no space left on device",
+            "(95% confidence); 14 without an answer, the first: DockerError: no space left on device",
         ),
         (
             replay_of(PASS, *[INVALID] * 14, asked=14, stopped="infrastructure"),
             "1 of 14 attempts usable, 0/1 failed as captured, 1 passed: fails in fewer than 95% of attempts "
-            "(95% confidence); 14 broke, the first: build refused",
+            "(95% confidence); 14 without an answer, the first: build refused",
         ),
     ],
 )

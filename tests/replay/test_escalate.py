@@ -16,7 +16,8 @@ from reprokit import escalating, pipeline
 from reprokit.errors import Infrastructure
 from reprokit.failure import Kind, Signature, Symptom
 from reprokit.incident import Draft, Incident
-from reprokit.pipeline import Options, Silence, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Silence
 from reprokit.replay import escalated
 from reprokit.replay.engines.inline import Inline
 from reprokit.step.case import Case

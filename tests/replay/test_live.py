@@ -34,7 +34,7 @@ def test_the_line_has_attempts_counts_interval_fingerprints_and_the_time_left():
     told = Told(FAIL, PASS, BROKE, FAIL, seconds=2.0)
     what, done, total, note = told.shown[-1]
     assert (what, done, total) == ("replay in docker", 3, 14)
-    assert note == "2 failed, 6% to 100%, 2 fingerprints, 1 broke, about 29 s left"
+    assert note == "2 failed, 6% to 100%, 2 fingerprints, 1 without an answer, about 29 s left"
     assert told.shown[0][1:] == (0, 14, "") and told.said == []
 
 

@@ -14,7 +14,8 @@ from reprokit import scripting
 from reprokit._scratch import PREFIX
 from reprokit.errors import BadInput
 from reprokit.incident import Draft, Incident
-from reprokit.pipeline import Options, Silence, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Silence
 from reprokit.replay.verdict import Verdict
 from reprokit.step.outcome import Status
 

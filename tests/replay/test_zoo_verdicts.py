@@ -13,7 +13,8 @@ import torch
 
 from reprokit import pipeline
 from reprokit.incident import Incident
-from reprokit.pipeline import Options, Silence, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Silence
 from reprokit.replay import journal
 from reprokit.replay.engines.base import Engine
 from reprokit.replay.engines.inline import Inline

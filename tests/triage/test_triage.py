@@ -12,7 +12,8 @@ import pytest
 from reprokit import pipeline
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
-from reprokit.pipeline import Options, Silence, Subject
+from reprokit.pipeline import Options, Subject
+from reprokit.progress import Silence
 from reprokit.replay.engines.inline import Inline
 from reprokit.step.case import Case
 from reprokit.triage.changes import Subject as Known
