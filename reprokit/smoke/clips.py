@@ -26,7 +26,7 @@ from reprokit.step import rng
 from reprokit.step.finite import all_finite
 from reprokit.step.probe import named_terms
 
-SAMPLES = 8  # of one call that are kept: a copy of all of them may not fit beside training
+SAMPLES = 16  # of one call that are kept: a copy of all of them may not fit beside training
 OWN = 0x5EED  # no batch of noise that a loader drew from the same seed is this noise
 CLIP = 5  # axes of what an encoder takes: [B, C, T, H, W]
 
@@ -39,7 +39,7 @@ class Received:
     shape: tuple[int, ...]
     dtype: torch.dtype
     finite: bool
-    clip: Tensor  # the first SAMPLES of it
+    clip: Tensor  # SAMPLES of it, from all over
     training: bool
     tokens: tuple[int, ...] | None = None  # shape of what came out, where that is [B, N, D]
     gave: str = "nothing"  # the type of it
@@ -52,6 +52,11 @@ class Seen:
     received: list[Received] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None
+
+    @property
+    def loss(self) -> float:
+        """The sum alone: other terms may only be watched. NaN where the step raised."""
+        return self.losses.get("loss", float("nan"))
 
 
 class Trials(Bench):
@@ -216,9 +221,15 @@ def _received(name: str, module: nn.Module, given: Tensor) -> Received:
         shape=tuple(given.shape),
         dtype=given.dtype,
         finite=all_finite([given]),
-        clip=given.detach()[:SAMPLES].clone(),
+        clip=given.detach()[_some(len(given))].clone(),
         training=module.training,
     )
+
+
+def _some(count: int) -> Tensor:
+    """Which are kept of so many, always the same: by chance, since views of a sample stand together in one project, and
+    samples of a view in another."""
+    return torch.randperm(count, generator=Generator().manual_seed(count))[:SAMPLES].sort().values
 
 
 def tokens_in(output: Any) -> Tensor | None:

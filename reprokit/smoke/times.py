@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
+from reprokit.capture.logs import one_line
+from reprokit.errors import BadInput
 from reprokit.layout import Layout
 from reprokit.smoke.gate import Finding, Gate, Subject
 
@@ -37,6 +39,11 @@ class Times:
         if not subject.batches:
             yield gate.not_applicable(check, subject.no_batches)
             return
+        for lap in range(len(subject.batches)):
+            if why := _unfit(subject, layout, lap):
+                advice = "let timed() give the indices of an entry's frames in the order of its layout"
+                yield gate.failed(check, "an index for each frame of an entry", why, advice).on(1 + lap)
+                return
         told = [_told(subject, layout, i) for i in range(len(subject.batches))]
         if not all(told):
             yield gate.not_applicable(check, UNTOLD)
@@ -69,14 +76,30 @@ class Times:
 _ADVICE = "draw the frames of a sample once, and take all its views from them"
 
 
+def _unfit(subject: Subject, layout: Layout, lap: int) -> str:
+    """Of what the loader tells, the entry whose indices are not those of its frames; empty where there is none."""
+    for name, value in subject.times[lap].items() if lap < len(subject.times) else ():
+        try:
+            sizes, shape = layout.sizes(subject.batches[lap]), list(torch.as_tensor(value).shape)
+        except (BadInput, TypeError, ValueError, RuntimeError) as error:
+            return f"{name}: {one_line(error)}"
+        axes = _axes(layout, name)
+        if "t" in axes and shape != (expected := [sizes[axis] for axis in axes]):
+            return f"{name} is told {shape} of them, and has {expected} frames ({' '.join(axes)})"
+    return ""
+
+
+def _axes(layout: Layout, entry: str) -> Axes:
+    return tuple(axis for axis in layout.axes_of(entry) if axis in ("b", "v", "t"))
+
+
 def _told(subject: Subject, layout: Layout, lap: int) -> Indices:
     """Indices by entry, and their axes."""
     leaves = layout.leaves(subject.batches[lap])
     found: dict[str, tuple[torch.Tensor, Axes]] = {}
     if lap < len(subject.times):
         for name, value in subject.times[lap].items():
-            axes = tuple(axis for axis in layout.axes_of(name) if axis in ("b", "v", "t"))
-            found[name] = (torch.as_tensor(value), axes)
+            found[name] = (torch.as_tensor(value), _axes(layout, name))
     for name, axes in layout.entries.items():
         value = leaves.get(name)
         if name.endswith(SUFFIX) and "t" in axes and isinstance(value, torch.Tensor | np.ndarray):

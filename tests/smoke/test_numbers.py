@@ -100,6 +100,49 @@ def test_bytes_that_reach_a_module_are_caught(plain):
     assert asked(plain, step, net=Casting(3, 2, 3))[ONCE].verdict is FAILED
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_one_call_that_gets_pictures_normalised_twice_is_not_hidden_by_another(plain, odd):
+    once = lambda clip: (clip / 255 - 0.45) / 0.225
+
+    def step(net, batch):
+        halves = batch["clip"].float().chunk(2)
+        return sum(net((twice if i == odd else once)(x).flatten(0, 1)).square().mean() for i, x in enumerate(halves))
+
+    assert asked(plain, step)[ONCE].verdict is FAILED
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (1, 0, 2, 3, 4, 5)])  # views of a sample together, or not
+def test_one_view_of_many_samples_that_is_normalised_twice_is_caught(plain, order):
+    batches = [{"clip": plain.clips(i, (16, 4, 2, 3, 8, 8))} for i in range(2)]
+
+    def step(net, batch):
+        clip = batch["clip"].float() / 255
+        clip = torch.cat([clip[:, :3], twice(255 * clip[:, 3:])], 1)
+        return net(clip.permute(order).flatten(0, 2)).square().mean()
+
+    assert asked(plain, step, batches, layout={"clip": "b v t c h w"})[ONCE].verdict is FAILED
+
+
+def test_a_term_that_is_only_watched_is_no_loss_that_a_view_moves(plain):
+    layout = {"clip": "b v t c h w"}
+    batches = [{"clip": plain.clips(i, (2, 3, 2, 3, 8, 8))} for i in range(2)]
+
+    def step(net, batch):
+        clip = batch["clip"].float() / 255
+        return {"loss": net(clip[:, :2].flatten(0, 2)).square().mean(), "brightness": clip[:, 2].mean()}
+
+    found = asked(plain, step, batches, layout=layout)[MOVES]
+    assert (found.verdict, "clip view 2" in found.observed) == (FAILED, True)
+
+
+def test_complex_entries_are_looked_at(plain):
+    fine = torch.ones(4, 2, dtype=torch.complex64)
+    step = lambda net, batch: net(batch["clip"].flatten(0, 1).float() / 255).square().mean()
+    for spectrum, verdict in (fine, PASSED), (fine * complex(1, float("nan")), FAILED):
+        batches = [{"clip": plain.clips(i), "spectrum": spectrum} for i in range(2)]
+        assert asked(plain, step, batches)["spectrum: finite, in range, alive"].verdict is verdict
+
+
 def test_a_view_that_nothing_depends_on_is_caught(plain):
     layout = {"clip": "b v t c h w"}
     batches = [{"clip": plain.clips(i, (2, 3, 2, 3, 8, 8))} for i in range(2)]

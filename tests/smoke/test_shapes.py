@@ -81,6 +81,27 @@ def test_frames_that_are_exchanged_behind_the_first_are_caught(plain):
     assert way(plain, step)[WAY].verdict is FAILED
 
 
+@pytest.mark.parametrize(
+    ("kept", "verdict"), [([0, 2, 4], PASSED), ([4, 2, 0], FAILED), ([1, 3], PASSED), ([3, 1], FAILED), ([2], PASSED)]
+)
+def test_a_step_that_takes_some_of_the_frames_takes_them_in_order(plain, kept, verdict):
+    batches = [{"clip": plain.clips(i, (2, 5, 3, 16, 16))} for i in range(2)]
+    step = lambda net, batch: net((batch["clip"][:, kept].float() / 255).transpose(1, 2)).square().mean()
+    assert way(plain, step, batches, encoder(num_frames=len(kept)))[WAY].verdict is verdict
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (1, 0, 2, 3, 4, 5)])  # views of a sample together, or not
+def test_one_view_of_many_that_runs_backwards_is_caught(plain, order):
+    batches = [{"clip": plain.clips(i, (16, 4, 3, 3, 16, 16))} for i in range(2)]
+
+    def step(net, batch):
+        clip = torch.cat([batch["clip"][:, :3], batch["clip"][:, 3:].flip(2)], 1)
+        clip = (clip.float() / 255).permute(order).flatten(0, 1)
+        return net(clip.transpose(1, 2)).square().mean()
+
+    assert way(plain, step, batches, layout={"clip": "b v t c h w"})[WAY].verdict is FAILED
+
+
 def test_a_loader_with_channels_last_that_is_only_reshaped_is_caught(plain):
     batches = [{"clip": plain.clips(0, (2, 3, 16, 16, 3))}]
     good = lambda net, batch: net((batch["clip"].float() / 255).permute(0, 4, 1, 2, 3)).mean()
@@ -216,6 +237,23 @@ def test_fewer_frames_in_some_views_are_caught_and_private_frames_left_alone(pla
     assert told(plain, a, b).verdict is FAILED
     private = told(plain, a, b, {"a_times": "b t", "b_times": "b v b_times.t"})
     assert (private.verdict, "one view" in private.observed) == (UNASKED, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"a": [[0, 1, 2]] * 2, "b": [[[0, 1, 2]]] * 2}, ""),
+        ({"a": [[0, 1]] * 2, "b": [[[0, 1]]] * 2}, "a is told [2, 2] of them, and has [2, 3] frames (b t)"),
+        ({"a": [[0, 1, 2]] * 2, "b": [[0, 1, 2]] * 2}, "b is told [2, 3] of them, and has [2, 1, 3] frames (b v t)"),
+        ({"a": [[0, 1, 2]] * 2, "b": "all"}, "b: "),
+    ],
+)
+def test_indices_that_are_not_of_the_frames_that_came_are_no_pass(plain, told, says):
+    batch = {"a": torch.zeros(2, 3, 4), "b": torch.zeros(2, 1, 3, 4)}
+    made = lambda: plain.harness(layout={"a": "b t d", "b": "b v t d"})
+    found = plain.rows(Shapes(), plain.subject(made, [batch], times=[told]))[TIME]
+    assert found.verdict is (FAILED if says else PASSED)
+    assert says in found.observed
 
 
 def test_views_that_only_stand_in_each_others_way_are_no_pass(plain):

@@ -9,6 +9,7 @@ the encoder's own attributes: in training what token dropping leaves, otherwise 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ AXES, ALIKE, TIME = "entries fit the layout", "shapes are equal in each lap", "v
 WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "tokens", "the largest clip fills the encoder"
 AT_LEAST = 3  # frames that are changed, one by one
 ALONE = 0.9  # of what changes in a clip lies in the one frame: the rest is a clip-wide normalisation
+FAINT = 0.01  # of the largest change of a clip: less is what a normalisation over all clips hands on
+
+Landed = dict[tuple[int, int], dict[int, int]]  # of a call and a clip in it: frame -> the index where it was met
 
 
 class Shapes(Gate):
@@ -116,15 +120,16 @@ class Shapes(Gate):
         again = bench.forward(before)
         if any(not torch.equal(a.clip, b.clip) for a, b in zip(base.received, again.received)):
             return self.not_applicable(WAY, "the clips differ from run to run under the same seed")
-        moved = False
+        landed: Landed = {}
         for number, frame in enumerate(_order(max(frames))):
-            if moved and number >= AT_LEAST:
+            if number >= AT_LEAST and _enough(base, landed):
                 break
             after = bench.forward(other_frame(before, donor, layout, frame))
-            if problem := _astray(base, after, frame, frames):
+            if problem := _astray(base, after, frame, frames, landed):
                 return self.failed(WAY, f"changed frame {frame} is index {frame} of axis 2", problem, advice)
-            moved = moved or _moved(base, after)
-        if moved:
+            if problem := _disorder(base, landed):
+                return self.failed(WAY, "frames keep their order", problem, "take frames in the order of time")
+        if landed:
             shapes = ", ".join(dict.fromkeys(f"{list(one.shape)}" for one in base.received))
             return self.passed(WAY, "a changed frame is one index of axis 2", f"it is, in {shapes}")
         return self.failed(WAY, "a changed frame changes a clip", "no clip depends on any frame", advice)
@@ -213,29 +218,46 @@ def _order(frames: int) -> list[int]:
     return list(dict.fromkeys([0, frames - 1, frames // 2, *range(frames)]))
 
 
-def _astray(base: Seen, after: Seen, frame: int, frames: set[int]) -> str:
-    """Where a change of one frame went instead of to that index of axis 2; empty where it went there, or nowhere."""
-    for one, other in zip(base.received, after.received):
+def _astray(base: Seen, after: Seen, frame: int, frames: set[int], landed: Landed) -> str:
+    """Where a change of one frame went instead of to that index of axis 2; empty where it went there, or nowhere. Of
+    each clip by itself, so that many that are right do not hide one that is not."""
+    for number, (one, other) in enumerate(zip(base.received, after.received)):
         if one.clip.shape != other.clip.shape:
             return f"{one.module} gets {list(other.shape)} instead of {list(one.shape)} for another content"
-        energy = (other.clip.cpu().double() - one.clip.cpu().double()).square().sum(dim=(0, 3, 4))  # [C, T]
-        if not energy.isfinite().all():
+        each = (other.clip.cpu().double() - one.clip.cpu().double()).square().sum(dim=(3, 4))  # [B, C, T]
+        if not each.isfinite().all():
             return f"{one.module} gets values that are not finite"
-        if not energy.sum():
+        whole = each.sum(dim=(1, 2))
+        if not whole.any():
             continue
-        share = energy / energy.sum()
-        at = int(share.sum(dim=0).argmax())
-        lowest = float(share[:, at].min()) * len(share)
-        moved = frame if one.clip.shape[2] in frames else at  # fewer frames: the step takes some of them
-        if float(share[:, at].sum()) < ALONE or lowest <= 0 or at != moved:
-            rows, columns = (energy > 1e-6 * energy.max()).nonzero(as_tuple=True)
-            where = f"at {_some(rows)} of axis 1, {_some(columns)} of axis 2"
-            return f"in {one.module}'s {list(one.shape)} it is {where}"
+        for clip in (whole > FAINT * whole.max()).nonzero().flatten().tolist():
+            share = each[clip] / whole[clip]
+            at = int(share.sum(dim=0).argmax())
+            lowest = float(share[:, at].min()) * len(share)
+            expected = frame if one.clip.shape[2] in frames else at  # fewer frames: the step takes some of them
+            if float(share[:, at].sum()) < ALONE or lowest <= 0 or at != expected:
+                rows, columns = (share > 1e-6 * share.max()).nonzero(as_tuple=True)
+                where = f"at {_some(rows)} of axis 1, {_some(columns)} of axis 2"
+                return f"in {one.module}'s {list(one.shape)} it is {where}"
+            landed.setdefault((number, clip), {})[frame] = at
     return ""
 
 
-def _moved(base: Seen, after: Seen) -> bool:
-    return any(not torch.equal(one.clip, other.clip) for one, other in zip(base.received, after.received))
+def _enough(base: Seen, landed: Landed) -> bool:
+    """Whether the order of frames is known wherever one was met: of two of them, where there are two."""
+    return bool(landed) and all(
+        len(places) >= min(2, base.received[call].clip.shape[2]) for (call, _), places in landed.items()
+    )
+
+
+def _disorder(base: Seen, landed: Landed) -> str:
+    """Where a frame comes before one that was before it; empty where none does."""
+    for (call, _), places in landed.items():
+        for (earlier, at), (later, then) in pairwise(sorted(places.items())):
+            if then < at:
+                one = base.received[call]
+                return f"in {one.module}'s {list(one.shape)} frame {later} is index {then}, and frame {earlier} is {at}"
+    return ""
 
 
 def _some(places: torch.Tensor, most: int = 4) -> str:

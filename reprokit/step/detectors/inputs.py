@@ -54,8 +54,12 @@ def _described(tensor: torch.Tensor) -> dict[str, Any]:
     about: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
-    if tensor.numel() == 0 or tensor.is_complex() or tensor.is_quantized:
+    if tensor.numel() == 0 or tensor.is_quantized:
         return about | {"notes": ["no values"] if tensor.numel() == 0 else []}
+    if tensor.is_complex():  # whose values have no order, and so no range
+        bad = int((~torch.view_as_real(tensor.resolve_conj()).isfinite()).any(-1).sum())
+        about |= {"nonfinite": bad} if bad else {}
+        return about | {"notes": _notes(tensor, about)}
     about |= _numbers(tensor)
     return about | {"notes": _notes(tensor, about)}
 
