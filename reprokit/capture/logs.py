@@ -22,6 +22,7 @@ from typing import Any, Self, TextIO, cast
 from reprokit.failure import said
 
 LIMIT = 64 * 1024  # bytes of UTF-8 kept of each stream: about a thousand lines, and nothing beside a batch
+_LONGEST = 2000  # characters of an exception in one line
 _UNTRIMMED = 1024  # pieces that may pile up before they are joined and cut; `print` writes two a line
 
 log = logging.getLogger("reprokit")
@@ -179,8 +180,9 @@ def stacks(first: int | None = None, title: str = "current") -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in a log: its type and what it says."""
-    return " ".join(f"{type(error).__name__}: {said(error)}".split())
+    """An exception in a log: its type and what it says, the beginning of it where that is a book."""
+    text = " ".join(f"{type(error).__name__}: {said(error)[: 2 * _LONGEST]}".split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def note(error: BaseException, line: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprokit.capture.logs import LIMIT, Tail, Tee, stacks
+from reprokit.capture.logs import LIMIT, Tail, Tee, one_line, stacks
 
 
 def on_own_streams(test):
@@ -244,3 +244,10 @@ def test_stacks_of_all_threads():
     assert first.startswith(f"Thread {threading.current_thread().name} (current):")
     assert "test_stacks_of_all_threads" in first
     assert any("Thread loader-7:" in part and "waits_here" in part for part in rest)
+
+
+def test_an_exception_that_says_a_book_is_a_line_that_can_be_read():
+    assert one_line(ValueError("a  b\nc")) == "ValueError: a b c"
+    told = one_line(ValueError("x" * 10_000_000))
+    assert told.startswith("ValueError: xxx") and told.endswith(" ...")
+    assert len(told) < 3000
