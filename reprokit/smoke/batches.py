@@ -66,14 +66,16 @@ def _fetched(loader: Any, pairs: list[_Pair]) -> Finding | None:
     """Adds what comes; what is wrong with a batch, where no gate could ask of it."""
     for number, (batch, told) in enumerate(islice(_timed(loader), LAPS), start=1):
         which = f"batch {number} of the loader"
-        if all(leaf is None for leaf in tree_leaves(batch)):
-            observed = f"{which} has no tensors: it is {repr(batch)[:_LONGEST]}"
-            return _failed(observed, "look at what its dataset and collate_fn return")
         try:
-            pairs.append((copied(batch), copy.deepcopy(told)))
+            empty = all(leaf is None for leaf in tree_leaves(batch))
+            pair = copied(batch), copy.deepcopy(told)
         except Exception as error:
             kinds = "tensors, arrays, numbers, strings, and lists, tuples or dicts of them"
             return _failed(f"{which} cannot be copied: {one_line(error)}", f"let it hold {kinds}")
+        if empty:
+            observed = f"{which} has no tensors: it is {repr(batch)[:_LONGEST]}"
+            return _failed(observed, "look at what its dataset and collate_fn return")
+        pairs.append(pair)
     return None
 
 

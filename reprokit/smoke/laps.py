@@ -17,6 +17,7 @@ from reprokit import tree
 from reprokit.errors import BadInput
 from reprokit.harness import Harness
 from reprokit.smoke.gate import Subject
+from reprokit.step import between
 from reprokit.step.probe import Probe
 from reprokit.step.run import run
 
@@ -75,6 +76,8 @@ class _Looking(Probe):
     def __init__(self, harness: Harness) -> None:
         super().__init__(harness, at_door=self._at_each_door)
         self._automatic = harness.automatic_optimization
+        grads = {name: parameter.grad for name, parameter in self._parameters.items()}
+        self._left = {name: (grad, between.version(grad)) for name, grad in grads.items() if grad is not None}
         self.live: set[str] = set()
         self.bad: set[str] = set()
         self.graphs: dict[str, bool] = {}
@@ -103,13 +106,19 @@ class _Looking(Probe):
 
     def look(self) -> None:
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None and parameter.grad.numel():
+            if parameter.grad is not None and parameter.grad.numel() and not self._is_left(name, parameter.grad):
                 values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
                 largest = float(values.detach().abs().amax()) if values.numel() else 0.0
                 if 0 < largest < float("inf"):
                     self.live.add(name)
                 elif largest:  # NaN, too
                     self.bad.add(name)
+
+
+    def _is_left(self, name: str, grad: torch.Tensor) -> bool:
+        """Whether somebody else made it, as a build that tries its model out: nothing in this step wrote into it."""
+        before, count = self._left.get(name, (None, -1))
+        return grad is before and between.version(grad) == count >= 0
 
 
 def _nodes(root: Any) -> set[Any]:

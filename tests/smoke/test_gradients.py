@@ -43,6 +43,16 @@ def test_a_healthy_harness_passes(plain):
     assert (found.pop(TERMS), set(found.values())) == (UNASKED, {PASSED})
 
 
+def test_a_gradient_that_was_there_before_the_step_reaches_nothing(plain):
+    def tried_out(harness):
+        harness.modules["a"](torch.ones(1, 4)).sum().backward()
+        return harness
+
+    found = verdicts(plain, lambda a, b, x: b(x).square().mean(), prepare=tried_out)
+    assert (found["a"], found["b"]) == (FAILED, PASSED)
+    assert verdicts(plain, healthy, prepare=tried_out)["a"] is PASSED
+
+
 def terms(total):
     def step(a, b, x):
         z = b(a(x))

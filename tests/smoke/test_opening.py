@@ -115,6 +115,7 @@ def test_a_script_in_a_folder_is_named_from_the_root_of_its_repository(script, t
         ("LOADER = 5", "the loader raised TypeError: 'int' object is not iterable, for batch 1"),
         ("LOADER = [{}]", "batch 1 of the loader has no tensors: it is {}"),
         ("LOADER = [{'x': []}]", "batch 1 of the loader has no tensors: it is {'x': []}"),
+        ("LOADER = [{}]; LOADER[0]['me'] = LOADER[0]", "batch 1 of the loader cannot be copied: RecursionError"),
         ("LOADER = [{'x': (i for i in [])}]", "batch 1 of the loader cannot be copied: TypeError: cannot pickle"),
         ("LOADER = [None]", "batch 1 of the loader has no tensors: it is None"),
     ],
