@@ -62,11 +62,22 @@ class Harness:
             raise BadInput(f"Harness: autocast={self.autocast!r}; expected one of {sorted(AUTOCAST)}, or None")
         if self.accumulate < 1:
             raise BadInput(f"Harness: accumulate={self.accumulate}; expected the number of batches per optimizer step")
+        self._check_functions()
+        if not isinstance(self.knobs, Mapping) or not all(map(_is_list, self.knobs.values())):
+            raise BadInput("Harness: knobs must map config keys to lists of values; such as {'model.depth': [1, 2]}")
+        if not isinstance(self.extra_state, Mapping):
+            raise BadInput(f"Harness: extra_state is a {type(self.extra_state).__name__}; expected a mapping by name")
         parameters(self)  # refuses two of one name
         for name, holder in self.extra_state.items():
             if not isinstance(holder, torch.Generator) and not hasattr(holder, "load_state_dict"):
                 kind = type(holder).__name__
                 raise BadInput(f"Harness: extra_state[{name!r}] ({kind}) needs state_dict() and load_state_dict()")
+
+    def _check_functions(self) -> None:
+        for name in ("step", "features", "fetch"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise BadInput(f"Harness: {name} is a {type(given).__name__}; expected a function of a batch")
 
     @property
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
@@ -186,6 +197,10 @@ def settled(state: State, keep: Keep) -> State:
         if isinstance(number := found["scaler"][name], torch.Tensor):
             found["scaler"][name] = number.item()
     return found
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes)
 
 
 def put_state(harness: Harness, state: State) -> None:

@@ -164,6 +164,12 @@ def test_another_model_is_refused_by_name():
         ({"autocast": "fp8"}, "autocast='fp8'"),
         ({"accumulate": 0}, "accumulate=0"),
         ({"extra_state": {"ema": object()}}, r"extra_state\['ema'\] \(object\)"),
+        ({"extra_state": 5}, "extra_state is a int"),
+        ({"features": 5}, "features is a int"),
+        ({"fetch": "ids"}, "fetch is a str"),
+        ({"knobs": "abc"}, "knobs must map"),
+        ({"knobs": {"model.depth": "12"}}, "knobs must map"),
+        ({"knobs": {"model.depth": 2}}, "knobs must map"),
     ],
 )
 def test_a_harness_that_cannot_be_is_refused(fields, says):

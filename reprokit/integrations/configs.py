@@ -98,6 +98,14 @@ def _annotated(function: Callable[..., Any]) -> Any:
         raise BadInput(f"{function.__name__}: the type of its config cannot be found ({error}); import it") from error
 
 
+def _hints(wanted: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    try:
+        return get_type_hints(wanted)
+    except NameError as error:
+        raise BadInput(f"{wanted.__name__}: the type of a field cannot be found ({error}); import it") from error
+
+
 def _options(hint: Any) -> list[Any]:
     """The type itself, and of a union all that it may be."""
     return [hint, *(get_args(hint) if get_origin(hint) in (Union, UnionType) else ())]
@@ -151,7 +159,7 @@ def _as_dataclass(wanted: Any, data: Any, where: str) -> Any:
     """Raises BadInput where they do not fit."""
     if not isinstance(data, Mapping):
         raise BadInput(f"{where}: expected a mapping of its fields, found a {type(data).__name__}")
-    hints, known = get_type_hints(wanted), {one.name: one for one in fields(wanted) if one.init}
+    hints, known = _hints(wanted), {one.name: one for one in fields(wanted) if one.init}
     derived = {one.name for one in fields(wanted) if not one.init}  # which it makes itself
     if unknown := sorted(map(str, data.keys() - known.keys() - derived)):
         raise BadInput(f"{where}: no field {', '.join(unknown)}; it has {', '.join(known)}")
@@ -178,7 +186,7 @@ def _as_hinted(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, list) and get_origin(wanted) in (list, tuple):
             return _as_sequence(wanted, value, where)
         if isinstance(value, Mapping) and get_origin(wanted) is dict:
-            inner = get_args(wanted)[1]
+            inner = (get_args(wanted) or (Any, Any))[1]  # typing's Dict says nothing of what it holds
             return {key: _as_hinted(inner, item, f"{where}.{key}") for key, item in value.items()}
     return tuple(value) if tuple in options and isinstance(value, list) else value
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
 from pathlib import Path
-from typing import Optional
+from typing import Dict, Optional, Tuple  # noqa: UP035  # as older configs say it
 
 import pytest
 import torch
@@ -246,3 +246,24 @@ def test_what_cannot_be_told_is_named_in_one_line(what):
     with pytest.raises(BadInput) as refused:
         make()
     assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+@dataclass
+class OfOldTypes:
+    of: Dict = field(default_factory=dict)  # noqa: UP006
+    pair: Tuple = ()  # noqa: UP006
+
+
+@dataclass
+class OfNoType:
+    width: "Nowhere" = 1  # noqa: F821
+
+
+def test_fields_whose_types_say_little_or_cannot_be_found():
+    def old(config: OfOldTypes): ...
+
+    def none(config: OfNoType): ...
+
+    assert fitted(old, {"of": {"a": 1}, "pair": [1, 2]}) == OfOldTypes(of={"a": 1}, pair=(1, 2))
+    with pytest.raises(BadInput, match="OfNoType: the type of a field cannot be found"):
+        fitted(none, {"width": 1})
