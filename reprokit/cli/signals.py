@@ -12,11 +12,13 @@ import atexit
 import os
 import signal
 import sys
+import threading
 from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
 _CALM = 10.0  # seconds: longer than a CI waits before its next signal, and than containers usually take to go
+_SOON = 0.05  # seconds: finalizers are short
 _ASKS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal is gone
 
 
@@ -40,6 +42,10 @@ class Ending:
             self.number = self.number or number
         if monotonic() < self._calm_until:
             return
+        if _is_deaf(frame):
+            again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+            again.daemon = True
+            return again.start()
         self._calm_until = monotonic() + _CALM
         raise KeyboardInterrupt
 
@@ -59,3 +65,12 @@ class Ending:
         """For the interpreter's own end, which would give signals their default back."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _is_deaf(frame: FrameType | None) -> bool:
+    """Whether it stands in a finalizer: what is raised there is printed, and lost."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
