@@ -31,7 +31,7 @@ from reprokit.reduce.result import Reduction
 from reprokit.reduce.synthetic import synthesise
 from reprokit.replay.result import Replay
 from reprokit.replay.sentence import sentence
-from reprokit.replay.verdict import Verdict
+from reprokit.replay.verdict import Verdict, percent
 from reprokit.report import synthetic as scripts
 from reprokit.report.figures import contact_sheet, curve
 from reprokit.step import rewind
@@ -227,7 +227,7 @@ def _note(step: Step) -> str:
     """For the line of progress: sizes, how often it fails, time left."""
     parts = [" x ".join(f"{axis} {size}" for axis, size in step.kept.items())]
     if step.rate is not None:
-        parts.append(f"fails in {step.rate:.0%}")
+        parts.append(f"fails in {percent(step.rate)}")
     if step.left is not None:
         parts.append(f"about {step.left:.0f} s left")
     return ", ".join(parts)

@@ -8,8 +8,8 @@ from time import monotonic
 
 from reprokit.replay.pace import LONG, gpu_hours, left, spoken
 from reprokit.replay.result import Replay, bits
-from reprokit.replay.sentence import at_least, at_most
 from reprokit.replay.strata import Attempt
+from reprokit.replay.verdict import at_most, percent
 
 
 class Live:
@@ -52,7 +52,7 @@ class Live:
 
     def _note(self, known: Replay) -> str:
         low, high = known.interval
-        parts = [f"{known.fail} failed", f"{at_least(low)} to {at_most(high)}"]
+        parts = [f"{known.fail} failed", f"{percent(low)} to {at_most(high)}"]
         if count := len(self._prints):
             parts.append(f"{count} fingerprint{'s' * (count > 1)}")
         if known.infra:

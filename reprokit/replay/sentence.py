@@ -9,10 +9,9 @@ from reprokit.failure import Signature
 from reprokit.replay.draws import NAMES
 from reprokit.replay.result import Replay, bits
 from reprokit.replay.strata import HOST
-from reprokit.replay.verdict import Verdict, attempts_for, rate_at_least, rate_below
+from reprokit.replay.verdict import Verdict, at_most, attempts_for, percent, rate_at_least, rate_below
 from reprokit.step.outcome import Outcome, Status
 
-_DIGITS = 8  # of a rate in percent: the interval's edges are no finer
 _SAID = NAMES | {HOST: "host", "rng": "RNG"}
 
 
@@ -30,28 +29,11 @@ def sentence(replay: Replay) -> str:
     if replay.n >= replay.asked:
         rate = replay.min_rate
         more = f"; that takes {attempts_for(rate, replay.alpha)} attempts" if rate < 1 else ""
-        return f"{_counts(replay)}: {_supported(replay)}, not the {at_least(rate)} asked for{more}"
+        return f"{_counts(replay)}: {_supported(replay)}, not the {percent(rate)} asked for{more}"
     spoiled = next((attempt.outcome.detail for attempt in replay.attempts if not attempt.counts), "")
     few = f"{replay.n} of {replay.asked} attempts usable"
     without = f"{replay.infra} without an answer, the first: {last_line(spoiled)}"
     return f"{few}, {_counts(replay)}: {_supported(replay)}; {without}"
-
-
-def at_least(rate: float) -> str:
-    """A lower bound: rounded, but never to 100%, since no number of attempts supports that all fail."""
-    return _short_of(1.0, rate)
-
-
-def at_most(rate: float) -> str:
-    """An upper bound, never rounded to 0%."""
-    return _short_of(0.0, rate)
-
-
-def _short_of(limit: float, rate: float) -> str:
-    digits = 0
-    while rate != limit and digits < _DIGITS and f"{rate:.{digits}%}" == f"{limit:.{digits}%}":
-        digits += 1
-    return f"{rate:.{digits}%}"
 
 
 def last_line(detail: str) -> str:
@@ -75,7 +57,7 @@ def _so_far(replay: Replay) -> str:
 
 
 def _sometimes(replay: Replay) -> str:
-    low, high = at_least(replay.interval[0]), at_most(replay.interval[1])
+    low, high = percent(replay.interval[0]), at_most(replay.interval[1])
     return f"{_depends(replay)}fails in {low} to {high} of attempts {_sure(replay)}{_decides(replay)}"
 
 
@@ -86,7 +68,7 @@ def _sure(replay: Replay) -> str:
 def _supported(replay: Replay) -> str:
     """What equal answers support."""
     if replay.fail:
-        return f"fails in at least {at_least(rate_at_least(replay.n, replay.alpha))} of attempts {_sure(replay)}"
+        return f"fails in at least {percent(rate_at_least(replay.n, replay.alpha))} of attempts {_sure(replay)}"
     return f"fails in fewer than {at_most(rate_below(replay.n, replay.alpha))} of attempts {_sure(replay)}"
 
 

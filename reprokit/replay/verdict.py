@@ -14,12 +14,14 @@ probability p^a (1 - p)^b, at most that of the worst p. One over it is again at 
 every attempt, and choose what to repeat by what was seen. Pure arithmetic: no clock, no I/O.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, lgamma, log
 
 ALPHA = 0.05  # one wrong claim in twenty: what a reviewer accepts, and 14 attempts then support a rate of 0.8
+
+_DIGITS = 8  # of a rate in percent: the interval's edges are no finer
 
 PRESETS = {"quick": 5, "default": 14, "strict": 59}  # attempts that, all failing, support rates of 0.55, 0.80 and 0.95
 
@@ -91,6 +93,24 @@ def interval(fail: int, n: int, alpha: float = ALPHA) -> tuple[float, float]:
     peak = min(max(fail / n, 1e-9), 1 - 1e-9) if n else 0.5
     rejected = lambda p: log_martingale(p, fail, n) >= log(1 / alpha)
     return _edge(rejected, 1e-9, peak), _edge(rejected, 1 - 1e-9, peak)
+
+
+def percent(rate: float) -> str:
+    """A rate, or a lower bound of one: rounded, but never to 0% what has been seen, nor to 100% what no number of
+    attempts supports."""
+    return _rounded(rate, never=(0.0, 1.0))
+
+
+def at_most(rate: float) -> str:
+    """An upper bound, never rounded to 0%."""
+    return _rounded(rate, never=(0.0,))
+
+
+def _rounded(rate: float, never: Sequence[float]) -> str:
+    digits = 0
+    while rate not in never and digits < _DIGITS and float(f"{100 * rate:.{digits}f}") / 100 in never:
+        digits += 1
+    return f"{rate:.{digits}%}"
 
 
 def _edge(rejected: Callable[[float], bool], outside: float, inside: float) -> float:

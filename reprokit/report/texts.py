@@ -16,7 +16,8 @@ from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident, Manifest
 from reprokit.layout import Layout
 from reprokit.replay.escalated import SUMMARY as ESCALATION
-from reprokit.replay.sentence import at_least, at_most, named
+from reprokit.replay.sentence import named
+from reprokit.replay.verdict import at_most, percent
 
 EXPECTED = {
     Kind.EXCEPTION: "The step finishes without an exception.",
@@ -133,10 +134,10 @@ def frequency(replay: Mapping[str, Any] | None) -> str | None:
 def _frequency(replay: Mapping[str, Any]) -> str:
     answer, n, fail = _word(replay["verdict"]), int(replay["n"]), int(replay["fail"])
     if answer == "REPRODUCIBLE":
-        supported = f"in at least {at_least(float(replay['rate_at_least']))} of attempts"
+        supported = f"in at least {percent(float(replay['rate_at_least']))} of attempts"
     else:
         low, high = (float(edge) for edge in replay["interval"])
-        supported = f"in {at_least(low)} to {at_most(high)} of attempts"
+        supported = f"in {percent(low)} to {at_most(high)} of attempts"
     stable = int(replay["fingerprints"]["stable"])
     sure = f"{100 * float(replay['confidence']):g}% confidence"
     factors = [_word(name) for name in replay.get("depends_on", [])]

@@ -167,11 +167,11 @@ def supports(answer: str, fail: int, n: int, stable: int) -> str:
     counts = f"{fail}/{n} failed as captured, bitwise-stable {stable}/{n}"
     match str(answer):
         case "REPRODUCIBLE":
-            return f"{counts}: fails in at least {verdict.rate_at_least(n):.0%} of attempts {sure}"
+            return f"{counts}: fails in at least {verdict.percent(verdict.rate_at_least(n))} of attempts {sure}"
         case "NOT_REPRODUCED":
-            return f"{counts}: fails in fewer than {verdict.rate_below(n):.0%} of attempts {sure}"
+            return f"{counts}: fails in fewer than {verdict.at_most(verdict.rate_below(n))} of attempts {sure}"
         case "FLAKY":
-            return f"{counts}: fails in {low:.0%} to {high:.0%} of attempts {sure}"
+            return f"{counts}: fails in {verdict.percent(low)} to {verdict.at_most(high)} of attempts {sure}"
         case _:
             return f"{counts}: too few attempts ran"
 
