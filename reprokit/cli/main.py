@@ -105,7 +105,7 @@ def _report(error: BaseException) -> int:
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         line, code = "interrupted", INTERRUPTED
     else:
-        line, code = f"unexpected {type(error).__name__}: {error}; --debug shows where, please report it", 1
+        line, code = f"unexpected {type(error).__name__}: {error}; --debug shows where, please report it", 3
     if line:
         shown = "".join(one if one.isprintable() else "?" for one in " ".join(line.split()))
         with suppress(OSError):  # the code says it as well

@@ -182,7 +182,7 @@ def test_debug_shows_the_traceback(cli, monkeypatch, made):
     path = made()
     monkeypatch.setattr("reprokit.pipeline.verify", lambda where: 1 / 0)
     code, _, err = cli("verify", path)
-    assert code == 1 and "unexpected ZeroDivisionError" in one_line(err)
+    assert code == 3 and "unexpected ZeroDivisionError" in one_line(err)
     with pytest.raises(ZeroDivisionError):
         run(["verify", str(path), "--debug"])
 
