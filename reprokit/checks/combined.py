@@ -77,6 +77,7 @@ def not_(result: Result) -> Result:
         expected=f"not ({result.expected})",
         observed=result.observed,
         n=result.n,
+        unit=result.unit,
         answer=answer,
         next_step=result.next_step if answer is Answer.UNANSWERED else turned,
         limits=f"passes by luck with a probability of {result.alpha:g}" if result.alpha is not None else "",
@@ -130,6 +131,7 @@ def _combined(
     unanswered = [part for part in parts if part.answer is Answer.UNANSWERED]
     if unanswered:
         answer, p_value, least_p = Answer.UNANSWERED, None, 0.0
+    smallest = min(parts, key=lambda part: part.n)
     blame = unanswered or [part for part in parts if part.answer is Answer.FAILED] or parts
     names = ", ".join(part.name for part in parts)
     return Result(
@@ -137,7 +139,8 @@ def _combined(
         condition=f"{'each' if kind == _ALL else 'one'} of {len(parts)} checks passes: {names}",
         expected=f"{'each' if kind == _ALL else 'one'} PASSED",
         observed=", ".join(f"{part.name} {part.answer}" for part in parts),
-        n=min(part.n for part in parts),
+        n=smallest.n,
+        unit=smallest.unit,
         answer=answer,
         next_step=f"{blame[0].name}: {blame[0].next_step}",
         p_value=p_value,

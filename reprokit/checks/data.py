@@ -145,6 +145,10 @@ def _no_sample(name: str, why: str) -> BadInput:
     return BadInput(f"{name}: not one number a sample ({why}); give a flat list, array or tensor")
 
 
+class NotFinite(str):
+    """Why a sample can answer nothing, where more samples would not help."""
+
+
 def unsound(values: Numbers, what: str = "sample", *, may_be_constant: bool = False) -> str:
     """Why these can answer nothing; empty if they can."""
     import numpy as np
@@ -153,7 +157,8 @@ def unsound(values: Numbers, what: str = "sample", *, may_be_constant: bool = Fa
         return f"the {what} is empty"
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        return f"{len(bad)} of {len(values)} in the {what} are not finite, the first at [{bad[0]}]: {values[bad[0]]}"
+        said = f"{len(bad)} of {len(values)} in the {what} are not finite, the first at [{bad[0]}]: {values[bad[0]]}"
+        return NotFinite(said)
     if not may_be_constant and bool((values == values[0]).all()):
         return f"the {what} is constant: all {len(values)} are {shown(float(values[0]))}"
     return ""

@@ -40,7 +40,7 @@ def exact(name: str, got: object, expected: object) -> Result:
     """
     found = compare(checked_name(name), got, expected, _Exact())
     advice = "look at both there first; if the new one is right, renew what is expected"
-    return _result(name, f"{name} is what was expected, element for element", found, advice, {})
+    return _result(name, f"{name} is what was expected, element for element", found, advice)
 
 
 def close(name: str, got: object, expected: object, *, rtol: float | None = None, atol: float | None = None) -> Result:
@@ -61,35 +61,38 @@ def close(name: str, got: object, expected: object, *, rtol: float | None = None
         "compare dtype, flags (TF32, autocast) and device of both; widen rtol and atol only by what an fp64 run of "
         "the same shows to be rounding"
     )
-    measured = {"largest_difference": judge.largest}
-    return _result(name, f"|{name} - expected| <= {used} (atol + rtol, {source})", found, advice, measured)
+    return _result(name, f"|{name} - expected| <= {used} (atol + rtol, {source})", found, advice, judge.largest)
 
 
 def _tolerance(name: str, which: str, given: object) -> float:
     return number(name, which, given, "a tolerance is finite and not negative", allowed=lambda one: one >= 0)
 
 
-def _result(name: str, condition: str, found: Found, advice: str, measured: dict[str, float]) -> Result:
+def _result(name: str, condition: str, found: Found, advice: str, largest: float | None = None) -> Result:
     answer, observed = Answer.PASSED, f"all {found.n} agree"
     if found.differ:
         answer = Answer.FAILED
         observed = f"first mismatch at {found.where}: got {found.got}; {found.differ} of {found.n} differ"
     if found.nan:
-        answer = Answer.UNANSWERED
+        answer, advice = Answer.UNANSWERED, "find what made the NaN; while it is there nothing can be said of the two"
         observed += f"; NaN at {found.nan}, which equals nothing"
     if not found.n:
-        answer, observed = Answer.UNANSWERED, "there is nothing to compare"
-    if "largest_difference" in measured:
-        observed += f"; largest difference {shown(measured['largest_difference'])}"
+        answer, advice = Answer.UNANSWERED, "see why both are empty: what was to be compared was not made"
+        observed = "there is nothing to compare"
+    measured: dict[str, float] = {"compared": found.n, "differ": found.differ}
+    if largest is not None and answer is not Answer.UNANSWERED:
+        measured["largest_difference"] = largest
+        observed += f"; largest difference {shown(largest)}"
     return Result(
         name=name,
         condition=condition,
         expected=f"{found.expected} at {found.where}" if found.differ else "no mismatch",
         observed=observed,
         n=found.n,
+        unit="elements",
         answer=answer,
         next_step=advice,
-        measured={"compared": found.n, "differ": found.differ, **measured},
+        measured=measured,
     )
 
 
@@ -123,8 +126,7 @@ class _Close(Judge):
             wide = np.complex128 if expected.dtype.kind == "c" else np.float64  # an int8 of -128 has no size in int8
             size = np.abs(expected.astype(wide))
             within = (got == expected) | (np.isfinite(gap) & (gap <= atol + rtol * size))
-        if gap.size and np.isfinite(gap).any():
-            self.largest = max(self.largest, float(gap[np.isfinite(gap)].max()))
+        self.largest = max(self.largest, float(np.max(gap, initial=0.0, where=~np.isnan(gap))))
         return ~within
 
     def _apart(self, got: Any, expected: Any, rtol: float, atol: float) -> bool:
@@ -133,7 +135,9 @@ class _Close(Judge):
         try:
             gap, size = abs(Fraction(got) - Fraction(expected)), abs(Fraction(expected))
         except (TypeError, OverflowError):  # complex, or infinite
-            return bool(got != expected)
+            differ = bool(got != expected)
+            self.largest = inf if differ else self.largest
+            return differ
         known = read("gap", gap)
         self.largest = max(self.largest, inf if known is None else known)
         return gap > Fraction(atol) + Fraction(rtol) * size

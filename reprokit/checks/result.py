@@ -31,9 +31,10 @@ class Result:
     condition: str  # what must hold, with its numbers: "accuracy >= 0.9 - 0.02 (margin given)"
     expected: str
     observed: str  # of UNANSWERED: and why the data cannot tell
-    n: int  # samples, or elements, that were looked at
+    n: int  # that were looked at
     answer: Answer
     next_step: str  # what to do where it does not pass
+    unit: str = "samples"  # what n counts
     limits: str = ""  # what a pass does not show
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs
     p_value: float | None = None  # of a statistical test: FAILED is p_value < alpha
@@ -120,6 +121,7 @@ def fields(result: Result) -> dict[str, object]:
         "expected": result.expected,
         "observed": result.observed,
         "n": result.n,
+        "unit": result.unit,
         "measured": dict(result.measured),
     }
     if result.p_value is not None:
@@ -139,7 +141,7 @@ def _lines(result: Result) -> Iterator[str]:
     yield _line("expected", result.expected)
     corrected = f", corrected for all tests {result.corrected_p:.6g}" if result.corrected_p is not None else ""
     yield _line("observed", f"{result.observed}{corrected}")
-    yield _line("samples", str(result.n))
+    yield _line(result.unit, str(result.n))
     if result.limits:
         yield _line("limits", result.limits)
     for part in result.parts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from reprokit.checks.asked import number
-from reprokit.checks.data import shown
+from reprokit.checks.data import NotFinite, shown
 from reprokit.checks.result import Answer, Result
 
 POWER = 0.8  # chance to see what is there, by convention (Cohen 1988)
@@ -46,7 +46,7 @@ class Question:
         what, least = seen
         problem = ""
         if not isfinite(p_value):
-            problem = f"the test gave {p_value}"
+            problem = NotFinite(f"the test gave {p_value}")
         elif least_p >= self.alpha:
             problem = f"no outcome of so few could fail: the least p is {shown(least_p)}"
         elif self.detect is not None and least > self.detect:
@@ -91,6 +91,8 @@ class Question:
 
 def advice(problem: str, failed: str) -> str:
     """The next step: of what the data could not tell, or else of a failure."""
+    if isinstance(problem, NotFinite):
+        return "find what makes the first value that is not finite; more samples would not answer it"
     if problem:
         return "mend what makes the sample, or take more of it; a sample that cannot fail proves nothing"
     return failed

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from reprokit.checks.asked import checked_alpha, checked_name, checked_resamples, checked_seed, number, whole
 from reprokit.checks.bootstrap import LEAST, Spread, Statistic, spread
-from reprokit.checks.data import is_number, read, sample, shown, text, unsound
+from reprokit.checks.data import NotFinite, is_number, read, sample, shown, text, unsound
 from reprokit.checks.extra import scipy_stats
 from reprokit.checks.result import Answer, Result
 from reprokit.checks.significance import POWER, advice
@@ -124,7 +124,7 @@ class _Asked:
         if (found := read(self.name, value)) is None:
             raise BadInput(f"{self.name}: {text(value)} is no number that a float can be; give one that is")
         problem = "" if n else "it is of no samples"
-        return self._beside(found, n, problem if isfinite(found) else f"{found} is not finite")
+        return self._beside(found, n, problem if isfinite(found) else NotFinite(f"{found} is not finite"))
 
     def _of_values(self, values: Numbers) -> Result:
         problem = unsound(values, may_be_constant=not isinstance(self.margin, Bootstrap))
@@ -132,7 +132,7 @@ class _Asked:
             return self._bootstrapped(values, self.margin, problem)
         mean = _mean(values)
         if not problem and not isfinite(mean):  # finite values may add up to infinity
-            problem = f"their mean is {mean}, which is not finite"
+            problem = NotFinite(f"their mean is {mean}, which is not finite")
         return self._beside(mean, len(values), problem)
 
     def _beside(self, value: float, n: int, problem: str) -> Result:
@@ -244,7 +244,7 @@ class _Asked:
             name=self.name,
             condition=f"{self.name} {compared} {shown(bound)}{off}",
             expected=f"at {side} {shown(edge)}" if known else f"at {side} {shown(bound)}, less a margin",
-            observed=f"{shown(value)}; {problem}" if problem else shown(value),
+            observed="; ".join(filter(None, [shown(value) if isfinite(value) else "", problem])),
             n=n,
             answer=answer,
             next_step=advice(problem, _LOST),
@@ -264,7 +264,7 @@ def _deviation(past: Numbers) -> float:
 def _why_not(found: Spread, least_p: float, alpha: float) -> str:
     """Why a bootstrap can answer nothing; empty if it can."""
     if not isfinite(found.value) or not isfinite(found.error):
-        return f"its statistic is {found.value}, and no finite number for each draw"
+        return NotFinite(f"its statistic is {found.value}, and no finite number for each draw")
     if not found.error > 0:
         return "its statistic never varies, which leaves no margin; give one"
     return f"no bound could be missed: the least p is {shown(least_p)}" if least_p >= alpha else ""

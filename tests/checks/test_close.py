@@ -14,6 +14,7 @@ from reprokit.errors import BadInput
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 DTYPES = [*FLOATING, torch.int64, torch.int8, torch.uint8, torch.bool, torch.float8_e5m2]
+NAN = float("nan")
 NUMBERS = st.floats(-1e4, 1e4) | st.sampled_from([0.0, float("inf"), float("-inf"), float("nan")])
 
 
@@ -144,6 +145,20 @@ def test_the_message_has_tolerance_and_largest_difference():
 def test_both_tolerances_or_none(options):
     with pytest.raises(BadInput, match="give both"):
         close("x", 1.0, 1.0, **options)
+
+
+def test_where_there_is_no_answer_no_largest_difference_is_said():
+    for got, expected in ((NAN, NAN), (torch.tensor([1.0, NAN]), torch.tensor([2.0, 1.0])), ([], [])):
+        result = close("loss", got, expected)
+        assert "largest difference" not in result.observed and "largest_difference" not in result.measured
+
+
+@pytest.mark.parametrize("got", [float("inf"), [1.0, float("-inf")], Fraction(1, 3)])
+def test_the_largest_difference_of_what_is_infinitely_far_apart_is_infinite(got):
+    expected = [1.0, float("inf")] if isinstance(got, list) else 1.0 if isinstance(got, float) else float("inf")
+    result = close("loss", got, expected, rtol=0.1, atol=0.1)
+    assert result.answer is Answer.FAILED and result.measured["largest_difference"] == float("inf")
+    assert close("loss", expected, expected, rtol=0.1, atol=0.1).measured["largest_difference"] == 0
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])

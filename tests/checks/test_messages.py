@@ -26,10 +26,10 @@ def holds_its_parts(result, about):
         check(result, about)
     head, parts = lines_of(str(raised.value))
     assert head == f"{result.name}: {result.answer}"
-    assert {"condition", "observed", "expected", "samples", "dataset", "seed", "version", "next"} <= set(parts)
+    assert {"condition", "observed", "expected", result.unit, "dataset", "seed", "version", "next"} <= set(parts)
     assert parts["condition"] == result.condition
     assert parts["observed"].startswith(result.observed)
-    assert parts["samples"] == str(result.n)
+    assert parts[result.unit] == str(result.n)
     assert (parts["dataset"], parts["seed"], parts["version"]) == ("three clips, v2", "1234", "abc123")
     assert parts["next"] == result.next_step
     return parts
@@ -67,6 +67,7 @@ def test_what_was_observed_is_logged_on_success_too(every_pass, about, caplog):
     logged = json.loads(said.removeprefix("check "))
     assert logged == record.check
     assert (logged["check"], logged["answer"], logged["n"]) == (result.name, "PASSED", result.n)
+    assert logged["unit"] == result.unit
     assert (logged["dataset"], logged["seed"], logged["version"]) == ("three clips, v2", 1234, "abc123")
     assert logged["condition"] == result.condition and logged["observed"] == result.observed
     assert result.measured or result.parts or result.name.startswith("not ")
@@ -101,6 +102,22 @@ def test_parts_of_a_combination_have_theirs(about):
         for value in (part.condition, part.observed, part.expected):
             assert value in text
     assert "      samples    7" in text
+
+
+def test_what_is_compared_element_by_element_is_not_said_to_be_samples(about):
+    clips = torch.zeros(4, 4)
+    for result in (checks.close("time flip", clips, clips), checks.exact("time flip", clips, clips)):
+        assert re.search("^  elements +16$", message(result, about), re.MULTILINE)
+        few = checks.at_least("accuracy", 0.95, 0.9, n=7)
+        assert re.search("^  samples +7$", message(checks.all_of(result, few), about), re.MULTILINE)
+        assert "not time flip" in (text := message(checks.not_(result), about)) and "  elements   16" in text
+
+
+def test_where_nan_is_why_there_is_no_answer_the_next_step_is_to_find_what_made_it(every_unanswered, about):
+    result = every_unanswered()
+    if re.search(r"\bnan|\binf", result.observed, re.IGNORECASE) and "distance" not in result.observed:
+        assert re.match("find what (made the NaN|makes the first value that is not finite)", result.next_step), result
+    assert not re.search("rtol|TF32", result.next_step)
 
 
 def test_a_result_is_no_bool():
