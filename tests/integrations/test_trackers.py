@@ -85,6 +85,22 @@ def test_sentry_is_sent_one_event_grouped_by_the_signature(tmp_path):
     assert context["incident"] == Incident.open(path).manifest.id
 
 
+def test_sentry_is_not_told_what_a_recorder_ran_nor_in_which_folder(tmp_path):
+    """With Sentry's own integrations, which note each program. Those of training stay."""
+    transport = Collecting()
+    with sentry_sdk.isolation_scope():
+        sentry_sdk.init(dsn="http://key@localhost:9/1", transport=transport)
+        subprocess.run(["true", "of training"], check=True)
+        try:
+            fail(tmp_path, sentry.report)
+            sentry_sdk.capture_message("of training")
+        finally:
+            sentry_sdk.init()
+    ours, theirs = ([one["message"] for one in event["breadcrumbs"]["values"]] for event in transport.events)
+    assert ours == ["true of training"]
+    assert any(message.startswith("git ") for message in theirs), "nothing was there to be taken out"
+
+
 def test_tensorboard_shows_a_text_at_the_step(tmp_path):
     with SummaryWriter(str(tmp_path / "board")) as writer:
         (path,) = fail(tmp_path / "out", tensorboard.link(writer)).incidents
