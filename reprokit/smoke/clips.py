@@ -98,7 +98,17 @@ class Picture:
     @property
     def frames(self) -> int | None:
         """The place of its axis of frames."""
-        return next((i for i, axis in enumerate(self.axes) if axis in ("t", f"{self.name}.t")), None)
+        return self._place("t")
+
+    @property
+    def rows(self) -> int | None:
+        """The place of the axis along which a row comes after another, where the layout calls it h."""
+        return self._place("h")
+
+    @property
+    def columns(self) -> int | None:
+        """The same of columns, w."""
+        return self._place("w")
 
     @property
     def channels(self) -> int | None:
@@ -109,6 +119,9 @@ class Picture:
     def sizes(self) -> list[tuple[int, int]]:
         """Height and width, whether channels come before or after them."""
         return [tuple(self.value.shape[-2:]), tuple(self.value.shape[-3:-1])]  # type: ignore[list-item]
+
+    def _place(self, letter: str) -> int | None:
+        return next((i for i, axis in enumerate(self.axes) if axis in (letter, f"{self.name}.{letter}")), None)
 
 
 def pictures(batch: Any, layout: Layout) -> dict[str, Picture]:
@@ -128,15 +141,33 @@ def pictures(batch: Any, layout: Layout) -> dict[str, Picture]:
 
 def noise(batch: Any, layout: Layout, seed: int) -> Any:
     """The batch with uniform noise in all pictures, over the range of bytes, or over that of the floats there."""
-    generator, found = Generator().manual_seed(seed ^ OWN), pictures(batch, layout)
+    generator = Generator().manual_seed(seed ^ OWN)
+    return _repainted(batch, layout, lambda picture: _noise_like(picture.value, generator))
 
-    def filled(name: str, value: Any) -> Any:
+
+def striped(batch: Any, layout: Layout, seed: int) -> Any:
+    """The same with noise that is equal along each row: pictures vary from row to row alone."""
+    generator = Generator().manual_seed(seed ^ OWN)
+
+    def stripes(picture: Picture) -> Tensor:
+        new = _noise_like(picture.value, generator)
+        if picture.columns is not None and new.numel():
+            new.copy_(new.narrow(picture.columns, 0, 1).clone())
+        return new
+
+    return _repainted(batch, layout, stripes)
+
+
+def _repainted(batch: Any, layout: Layout, paint: Callable[[Picture], Tensor]) -> Any:
+    found = pictures(batch, layout)
+
+    def painted(name: str, value: Any) -> Any:
         if name not in found:
             return value
-        new = _noise_like(found[name].value, generator)
+        new = paint(found[name])
         return new.numpy() if isinstance(value, np.ndarray) else new
 
-    return layout.changed(batch, filled)
+    return layout.changed(batch, painted)
 
 
 def other_frame(batch: Any, donor: Any, layout: Layout, frame: int) -> Any:

@@ -1,4 +1,4 @@
-"""The reference model in small, and ten ways in which it could have been wired wrongly.
+"""The reference model in small, and ways in which it could have been wired wrongly.
 
 Each mutant trains without an exception: that is what makes it dangerous. `CAUGHT_BY` names the gate that must see it.
 """
@@ -72,6 +72,12 @@ def reshaped(config: Mapping[str, Any]) -> Harness:
     """A reshape in the place of the exchange: right sizes, whatever their number."""
     reshape = lambda clips: clips.reshape(len(clips), clips.shape[2], clips.shape[1], *clips.shape[3:])
     return _stepping(build(config), rearrange=_rearranged(reshape))
+
+
+def transposed(config: Mapping[str, Any]) -> Harness:
+    """Height and width change places with time and channels; frames are square."""
+    exchange = lambda clips: clips.permute(0, 2, 1, 4, 3).contiguous()
+    return _stepping(build(config), rearrange=_rearranged(exchange))
 
 
 def mask_off_by_one(config: Mapping[str, Any]) -> Harness:
@@ -164,6 +170,7 @@ def hanging(config: Mapping[str, Any]) -> Harness:
 CAUGHT_BY = {  # mutant -> the gate, and what of the config makes it silent
     axis_swapped: ("shapes", {"frames": 3}),
     reshaped: ("shapes", {}),
+    transposed: ("shapes", {}),
     mask_off_by_one: ("leakage", {}),
     cls_visible: ("leakage", {}),
     normalised_twice: ("numbers", {}),

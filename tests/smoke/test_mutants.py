@@ -1,4 +1,4 @@
-"""Ten ways to wire the reference model wrongly, each seen by the gate that is there for it; the healthy one passes."""
+"""Ways to wire the reference model wrongly, each seen by the gate that is there for it; the healthy one passes."""
 
 import json
 import subprocess

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from reprokit.smoke.gate import Verdict
-from reprokit.smoke.gates.shapes import ALIKE, AXES, LARGEST, TIME, TOKENS, WAY, Shapes
+from reprokit.smoke.gates.shapes import ALIKE, AXES, LARGEST, ROWS, TIME, TOKENS, WAY, Shapes
 from reprokit.video.model import VideoTransformer, vit_tiny
 
 PASSED, FAILED, UNASKED = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
@@ -54,6 +54,84 @@ exchanged = lambda net, batch: net((batch["clip"].float() / 255).transpose(1, 2)
 def test_frames_arrive_whole_and_in_order(plain, change, verdict):
     step = lambda net, batch: net(change(batch["clip"].float() / 255)).square().mean()
     assert way(plain, step)[WAY].verdict is verdict
+
+
+def bilinear(clip, grid):
+    """Frames looked at through a grid [H, W, 2]."""
+    grid = grid.expand(clip.shape[2] * len(clip), *grid.shape[-3:])
+    frames = clip.transpose(1, 2).flatten(0, 1)
+    seen = nn.functional.grid_sample(frames, grid, padding_mode="reflection", align_corners=False)
+    return seen.unflatten(0, (len(clip), -1)).transpose(1, 2)
+
+
+def tilted(clip, degrees):
+    angle = torch.tensor(degrees * torch.pi / 180)
+    cos, sin = angle.cos(), angle.sin()
+    turn = torch.tensor([[[cos, -sin, 0], [sin, cos, 0]]])
+    return bilinear(clip, nn.functional.affine_grid(turn, (1, 3, *clip.shape[-2:]), align_corners=False))
+
+
+def resized(clip, size):
+    """With its frames cut out of it first."""
+    return nn.functional.interpolate(clip[..., 3:14, 5:15], (clip.shape[2], size, size), mode="trilinear")
+
+
+def erased(clip):
+    clip = clip.clone()
+    clip[..., 4:11, 3:9] = torch.rand(3, 3, 7, 6)
+    return clip
+
+
+def quarter_turns(clip):
+    """As augmentations draw them, a clip at a time."""
+    return torch.stack([torch.rot90(one, int(torch.randint(4, ())), (-2, -1)) for one in clip])
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda clip: clip, PASSED),
+        (lambda clip: clip.flip(-1), PASSED),
+        (lambda clip: clip.flip(-2).flip(1), PASSED),
+        (lambda clip: resized(clip, 16), PASSED),
+        (lambda clip: tilted(clip, 15.0), PASSED),
+        (lambda clip: tilted(clip, -20.0).flip(-1), PASSED),
+        (lambda clip: erased(clip), PASSED),
+        (lambda clip: erased(clip.mT), FAILED),
+        (lambda clip: clip + 0.02 * torch.randn(clip.shape), PASSED),
+        (lambda clip: clip * (0.5 + torch.rand(len(clip), 3, 1, 1, 1)), PASSED),
+        (lambda clip: clip.mean(1, keepdim=True).expand(clip.shape), PASSED),  # grey
+        (quarter_turns, PASSED),
+        (lambda clip: clip.mT, FAILED),
+        (lambda clip: clip.mT.flip(-1), FAILED),  # a quarter turn, always
+        (lambda clip: resized(clip.mT, 16), FAILED),
+        (lambda clip: tilted(clip.mT, 15.0), FAILED),
+        (lambda clip: torch.cat([clip[:1], clip[1:].mT]), FAILED),  # of one sample alone
+        (lambda clip: clip.mean(-2, keepdim=True).expand(clip.shape), UNASKED),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_square_frames_arrive_as_rows(plain, change, verdict, seed):
+    step = lambda net, batch: net(change((batch["clip"].float() / 255).transpose(1, 2)).contiguous()).square().mean()
+    made = lambda: plain.harness(step, encoder())
+    batches = [{"clip": plain.clips(i, (2, 3, 3, 16, 16))} for i in range(2)]
+    found = plain.rows(Shapes(), plain.subject(made, batches, seed=seed))
+    assert (found[WAY].verdict, found[ROWS].verdict) == (PASSED, verdict)
+
+
+@pytest.mark.parametrize(
+    ("layout", "verdict"),
+    [("b t c h w", FAILED), ("b t c w h", PASSED), ("b t c y x", UNASKED), ("b t c clip.h clip.w", FAILED)],
+)
+def test_which_axis_is_the_height_is_what_the_layout_says(plain, layout, verdict):
+    step = lambda net, batch: net((batch["clip"].float() / 255).transpose(1, 2).mT.contiguous()).square().mean()
+    found = way(plain, step, layout={"clip": layout})
+    assert (found[WAY].verdict, found[ROWS].verdict) == (PASSED, verdict)
+
+
+def test_frames_that_go_astray_are_not_asked_for_their_rows(plain):
+    found = way(plain, lambda net, batch: net(batch["clip"].float() / 255).square().mean())
+    assert (found[WAY].verdict, found[ROWS].verdict) == (FAILED, UNASKED)
 
 
 @pytest.mark.parametrize(("order", "verdict"), [((0, 2, 1, 3, 4), PASSED), ((0, 1, 2, 3, 4), FAILED)])
@@ -182,7 +260,7 @@ def test_one_without_tokens_cannot_be_asked(plain):
 def test_a_harness_of_another_kind_is_asked_what_it_can_be(plain):
     found = plain.rows(Shapes(), plain.subject())
     assert found[AXES].verdict is found[ALIKE].verdict is PASSED
-    assert all(found[check].verdict is UNASKED for check in (WAY, TOKENS, LARGEST, TIME))
+    assert all(found[check].verdict is UNASKED for check in (WAY, ROWS, TOKENS, LARGEST, TIME))
     assert "patch_size" in found[WAY].observed
 
 

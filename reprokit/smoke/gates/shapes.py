@@ -2,13 +2,14 @@
 
 [B, T, C, H, W] becomes [B, C, T, H, W] by an exchange of two axes. A reshape gives the same sizes, and where a clip has
 three frames nothing at all need be done to get them; so content is followed: one frame is changed where the loader
-gives it, and must arrive as one frame of the encoder's clip, whole and nowhere else. The number of tokens follows from
-the encoder's own attributes: in training what token dropping leaves, otherwise all.
+gives it, and must arrive as one frame of the encoder's clip, whole and nowhere else; `upright` looks within a frame.
+The number of tokens follows from the encoder's own attributes: in training what token dropping leaves, otherwise all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,11 +22,13 @@ from reprokit.layout import Layout
 from reprokit.smoke.bench import eager
 from reprokit.smoke.clips import CLIP, Received, Seen, Trials, noise, other_frame, pictures, tokens_in
 from reprokit.smoke.encoders import drop_rate, encoders, no_encoder
-from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.smoke.gate import Finding, Gate, Subject, Verdict
 from reprokit.smoke.times import Times
+from reprokit.smoke.upright import Upright
 
 AXES, ALIKE, TIME = "entries fit the layout", "shapes are equal in each lap", "views show the same frames"
-WAY, TOKENS, LARGEST = "frames arrive as [B, C, T, H, W]", "tokens", "the largest clip fills the encoder"
+WAY, ROWS = "frames arrive along T of [B, C, T, H, W]", "rows of a frame arrive along H"
+TOKENS, LARGEST = "tokens", "the largest clip fills the encoder"
 AT_LEAST = 3  # frames that are changed, one by one
 ALONE = 0.9  # of what changes in a clip lies in the one frame: the rest is a clip-wide normalisation
 FAINT = 0.01  # of the largest change of a clip: less is what a normalisation over all clips hands on
@@ -34,7 +37,7 @@ Landed = dict[tuple[int, int], dict[int, int]]  # of a call and a clip in it: fr
 
 
 class Shapes(Gate):
-    """Costs six forward passes, more where the step leaves frames out."""
+    """Costs seven forward passes, more where the step leaves frames out or frames lie on their side."""
 
     name = "shapes"
 
@@ -43,19 +46,21 @@ class Shapes(Gate):
         layout = Layout.parse(harness.layout)
         yield from self._entries(subject, layout)
         if not encoders(harness):
-            yield self._convolved(subject, harness, layout)
+            yield from self._convolved(subject, harness, layout)
             yield from (self.not_applicable(check, no_encoder(harness)) for check in (TOKENS, LARGEST))
         elif not subject.batches:
-            yield from (self.not_applicable(check, subject.no_batches) for check in (WAY, TOKENS, LARGEST))
+            yield from (self.not_applicable(check, subject.no_batches) for check in (WAY, ROWS, TOKENS, LARGEST))
         else:
             yield from self._encoders(subject, harness, layout)
         yield from Times(self, TIME).look(subject, layout)
 
-    def _convolved(self, subject: Subject, harness: Harness, layout: Layout) -> Finding:
+    def _convolved(self, subject: Subject, harness: Harness, layout: Layout) -> Iterator[Finding]:
         """Of a harness without an encoder: a convolution over time takes the same order of axes."""
         if not subject.batches or not any(isinstance(module, nn.Conv3d) for _, module in named_modules(harness)):
-            return self.not_applicable(WAY, no_encoder(harness) if subject.batches else subject.no_batches)
-        return self._way(Trials(harness, subject.seed), subject.batches[0], layout, subject.seed)
+            why = no_encoder(harness) if subject.batches else subject.no_batches
+            yield from (self.not_applicable(check, why) for check in (WAY, ROWS))
+            return
+        yield from self._arrival(Trials(harness, subject.seed), subject.batches[0], layout, subject.seed)
 
     def _entries(self, subject: Subject, layout: Layout) -> Iterator[Finding]:
         if not subject.batches:
@@ -87,7 +92,7 @@ class Shapes(Gate):
 
     def _encoders(self, subject: Subject, harness: Harness, layout: Layout) -> Iterator[Finding]:
         bench, batch = Trials(harness, subject.seed), subject.batches[0]
-        yield self._way(bench, batch, layout, subject.seed)
+        yield from self._arrival(bench, batch, layout, subject.seed)
         seen = bench.forward(batch)
         if not seen.received:
             why = "the step raises before it" if seen.error else "the step never calls it"
@@ -95,6 +100,16 @@ class Shapes(Gate):
             return
         yield from self._tokens(harness, seen)
         yield from self._largest(harness, seen)
+
+    def _arrival(self, bench: Trials, batch: Any, layout: Layout, seed: int) -> Iterator[Finding]:
+        way = self._way(bench, batch, layout, seed)
+        yield way
+        if way.verdict is Verdict.PASSED:
+            yield Upright(self, ROWS).look(bench, batch, layout, seed)
+        elif way.verdict is Verdict.FAILED:
+            yield self.not_applicable(ROWS, "frames go astray before that")
+        else:
+            yield replace(way, check=ROWS)
 
     def _way(self, bench: Trials, batch: Any, layout: Layout, seed: int) -> Finding:
         found = pictures(batch, layout)
