@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from reprokit.cli import common, streams
+from reprokit.cli import common, findings, streams
 from reprokit.errors import ReprokitError
 from reprokit.report import escape
 from reprokit.smoke import junit, opening
 from reprokit.smoke import smoke as gates
 from reprokit.smoke.clock import LIMIT, Clock, Overdue
-from reprokit.smoke.gate import OPENING, Finding, Subject, Verdict, hangs
+from reprokit.smoke.gate import OPENING, Subject, hangs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-_STYLE = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.NOT_APPLICABLE: "dim"}
-_SHOWN = {Verdict.PASSED: "passed", Verdict.FAILED: "FAILED", Verdict.NOT_APPLICABLE: "n/a"}  # as wide as it must be
 
 
 @app.command()
@@ -117,11 +112,8 @@ def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], BaseExcep
 def _print(report: gates.Report, pictures: Sequence[Path]) -> None:
     """The answer first, the evidence below it, the next step last."""
     console = common.out()
-    console.print(_answer(report), soft_wrap=True)
-    console.print(_table(report), soft_wrap=False)
-    for finding in report.findings:
-        if finding.verdict is Verdict.FAILED:
-            console.print(f"{finding.gate}, {escape.line(finding.check)}: {escape.line(finding.advice)}", markup=False)
+    console.print(findings.answer(report), soft_wrap=True)
+    findings.show(report, console)
     for gate, path in report.incidents:
         console.print(f"incident of {gate}  {path}", markup=False)
     for line in report.uncaptured:
@@ -144,47 +136,4 @@ def _next(report: gates.Report, entrypoint: str, config: Path | None, *, whole: 
     elif script.endswith(".py"):
         common.next_step("reprokit", "run", "--", "python", script)
     else:
-        common.next_line("train under a Recorder (docs/recorder.md)")
-
-
-def _answer(report: gates.Report) -> Text:
-    counts = [(report.count(verdict), word) for verdict, word in _COUNTED.items() if report.count(verdict)]
-    said = ", ".join(f"{count} {word}" for count, word in counts)
-    if report.passed:
-        return Text.assemble(("PASSED", "bold green"), f"  {said}")
-    if report.failed_gates:
-        return Text.assemble(("FAILED", "bold red"), f"  {', '.join(report.failed_gates)}; {said}")
-    return Text.assemble(("NOTHING ASKED", "bold red"), f"  {said or 'no gate'}: this is no pass")
-
-
-_COUNTED = {Verdict.FAILED: "failed", Verdict.PASSED: "passed", Verdict.NOT_APPLICABLE: "not applicable"}
-
-
-def _table(report: gates.Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
-    for title, ratio in (("gate", None), ("check", 3), ("expected", 3), ("observed", 4)):
-        table.add_column(title, ratio=ratio, overflow="fold", no_wrap=title == "gate")
-    table.add_column("verdict", no_wrap=True)
-    last = ""
-    for findings in _rows(report.findings):
-        table.add_row(*_row(findings, findings[0].gate if findings[0].gate != last else ""))
-        last = findings[0].gate
-    return table
-
-
-def _rows(findings: Sequence[Finding]) -> Iterator[list[Finding]]:
-    """One each, but for checks of a gate that could not be asked for one reason."""
-    asked = [one for one in findings if one.verdict is not Verdict.NOT_APPLICABLE]
-    reasons: dict[tuple[str, str], list[Finding]] = {}
-    for one in findings:
-        if one.verdict is Verdict.NOT_APPLICABLE:
-            reasons.setdefault((one.gate, one.observed), []).append(one)
-    for gate in dict.fromkeys(one.gate for one in findings):
-        yield from ([one] for one in asked if one.gate == gate)
-        yield from (rows for (of, _), rows in reasons.items() if of == gate)
-
-
-def _row(findings: Sequence[Finding], gate: str) -> list[Text]:
-    first, checks = findings[0], "; ".join(one.check for one in findings)
-    cells = [Text(escape.line(text)) for text in (gate, checks, first.expected, first.observed)]
-    return [*cells, Text(_SHOWN[first.verdict], style=_STYLE[first.verdict])]
+        common.next_line("train within reprokit.Recorder(harness, build=build, config=config), by its step(batch)")

@@ -30,7 +30,7 @@ def no_encoder(harness: Harness) -> str:
         odd = list(_oddities(module))
         if odd and all(_has(module, attribute) for attribute in _ATTRIBUTES):
             return f"{name}.{odd[0]}; a whole number above 0 is expected"
-    return f"no module has {', '.join(_ATTRIBUTES[:-1])} and {_ATTRIBUTES[-1]} (docs/smoke.md)"
+    return f"no module has {', '.join(_ATTRIBUTES[:-1])} and {_ATTRIBUTES[-1]}, by which an encoder of clips is known"
 
 
 def drop_rate(encoder: nn.Module) -> tuple[float, str]:

@@ -26,6 +26,7 @@ from reprokit.step.probe import phase_of
 
 OPENING = "opening"  # stands in the place of a gate where none could ask yet
 HANGS = "it comes to an end"
+_BECAUSE = "not applicable, because "
 LAPS = 2  # batches that each gate looks at: what is right once may be a state that the first step leaves
 
 
@@ -48,6 +49,11 @@ class Finding:
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
     lap: int = 1  # the batch that shows it, which an incident of it holds
     batch: Any = field(default=None, repr=False, compare=False)  # or this one, where a gate made it
+
+    @property
+    def because(self) -> str:
+        """Of NOT_APPLICABLE: the reason alone."""
+        return self.observed.removeprefix(_BECAUSE)
 
     def on(self, lap: int) -> Finding:
         """The same, of another batch than the first."""
@@ -126,7 +132,7 @@ class Gate(ABC):
         return self._finding(check, expected, observed, Verdict.FAILED, advice, measured)
 
     def not_applicable(self, check: str, because: str) -> Finding:
-        return self._finding(check, "", f"not applicable, because {because}", Verdict.NOT_APPLICABLE, "", {})
+        return self._finding(check, "", f"{_BECAUSE}{because}", Verdict.NOT_APPLICABLE, "", {})
 
     def _finding(
         self, check: str, expected: str, observed: str, verdict: Verdict, advice: str, measured: Mapping[str, float]

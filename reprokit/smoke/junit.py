@@ -21,7 +21,11 @@ def xml(report: Report, entrypoint: str) -> bytes:
     numbers = {name: str(value) for name, value in attributes.items()}
     suites = ET.Element("testsuites", numbers)
     suite = ET.SubElement(suites, "testsuite", {"name": _clean(f"reprokit smoke {entrypoint}"), **numbers})
-    ET.SubElement(ET.SubElement(suite, "properties"), "property", {"name": "proves", "value": PROVES})
+    properties = ET.SubElement(suite, "properties")
+    ET.SubElement(properties, "property", {"name": "proves", "value": PROVES})
+    for why, gates in report.not_asked.items():
+        told = _clean(f"{', '.join(gates)}: {why}")
+        ET.SubElement(properties, "property", {"name": "not asked", "value": told})
     paths = dict(report.incidents)
     for finding in report.findings:
         case = ET.SubElement(suite, "testcase", {"classname": finding.gate, "name": _clean(finding.check)})

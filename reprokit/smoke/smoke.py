@@ -63,12 +63,23 @@ class Report:
     def failed_gates(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one.gate for one in self.findings if one.verdict is Verdict.FAILED))
 
+    @property
+    def not_asked(self) -> dict[str, list[str]]:
+        """Reason -> gates that nothing at all could be asked for it."""
+        asked = {one.gate for one in self.findings if one.verdict is not Verdict.NOT_APPLICABLE}
+        reasons: dict[str, list[str]] = {}
+        for gate, because in {one.gate: one.because for one in reversed(self.findings)}.items():
+            if gate not in asked:
+                reasons.setdefault(because, []).insert(0, gate)
+        return reasons
+
     def to_json(self) -> dict[str, Any]:
         """Strict JSON: numbers that it lacks are text."""
         return {
             "passed": self.passed,
             "proves": PROVES,
             "counts": {str(verdict).lower(): self.count(verdict) for verdict in Verdict},
+            "not_asked": [{"gate": gate, "because": why} for why, gates in self.not_asked.items() for gate in gates],
             "findings": [_plain(finding) for finding in self.findings],
             "incidents": [{"gate": gate, "path": str(path)} for gate, path in self.incidents],
             "uncaptured": list(self.uncaptured),

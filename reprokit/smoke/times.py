@@ -19,7 +19,10 @@ from reprokit.layout import Layout
 from reprokit.smoke.gate import Finding, Gate, Subject
 
 SUFFIX = "times"
-UNTOLD = "neither the loader (timed) nor an entry called ...times says which frames a view shows (docs/smoke.md)"
+UNTOLD = (
+    "nobody says which frames a view shows: neither a method timed() of the loader, which yields "
+    "(batch, {entry: indices}), nor an entry of the batch whose name ends in times and whose layout has t"
+)
 
 Axes = tuple[str, ...]
 Indices = Mapping[str, tuple[torch.Tensor, Axes]]

@@ -1,7 +1,9 @@
 """`reprokit smoke` as a person and as a program meet it."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +11,12 @@ import time
 from xml.etree import ElementTree as ET
 
 import pytest
+from rich.console import Console
 
+from reprokit.cli import findings
 from reprokit.incident import Incident
+from reprokit.smoke.gate import Finding, Verdict
+from reprokit.smoke.smoke import Report
 
 SCRIPT = """
 import torch, reprokit
@@ -92,8 +98,18 @@ def test_the_answer_is_first_the_next_step_last(cli, script):
     assert "plumbing, not accuracy" in lines[-2]
     assert lines[-1] == f"next: reprokit smoke {script}"
     assert lines[1].split() == ["gate", "check", "expected", "observed", "verdict"]
-    code, out, _ = cli("smoke", script, "--only", "numbers,gradients,shapes,leakage", "--seed", "3")
-    assert code == 0 and "n/a" in out
+
+
+def test_a_pass_names_the_gates_that_were_not_asked(cli, script):
+    code, out, _ = cli("smoke", script, "--only", "gradients,leakage")
+    first = out.splitlines()[0]
+    assert code == 0
+    assert first.startswith("PASSED  ") and "not asked: leakage (no module has patch_size" in first
+    assert "not asked" not in cli("smoke", script, "--only", "gradients")[1]
+    code, out, _ = cli("smoke", script, "--only", "gradients,leakage", "--json")
+    (unasked,) = json.loads(out)["not_asked"]
+    assert (code, unasked["gate"]) == (0, "leakage")
+    assert unasked["because"].startswith("no module has patch_size")
 
 
 def test_a_failed_gate_is_exit_1_with_an_incident_and_what_to_do(cli, script, config, tmp_path):
@@ -181,7 +197,7 @@ def test_what_hangs_where_nothing_can_interrupt_it_is_told_too(start, hanging, t
     data = json.loads(out)
     assert (running.returncode, data["passed"]) == (1, False)
     (failed,) = [one for one in data["findings"] if one["verdict"] == "FAILED"]
-    assert failed["gate"] == "numbers" and "in hang (" in failed["observed"]
+    assert failed["gate"] == "numbers" and failed["observed"].endswith(" in hang")
     assert [one["gate"] for one in data["findings"]][-1] == "gradients"
     assert "cannot be interrupted" in data["uncaptured"][0]
     assert ET.fromstring((tmp_path / "smoke.xml").read_bytes()).get("failures") == "1"
@@ -217,13 +233,49 @@ def test_a_loader_that_raises_at_its_second_batch_is_a_failure_whichever_gates_a
     assert "PASSED" in {one["verdict"] for one in others}
 
 
-@pytest.mark.parametrize("width", ["40", "80", "160"])
-def test_no_width_loses_words(cli, script, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", width)
-    _, out, _ = cli("smoke", script, *FAST)
-    table = out.partition("gate ")[2]
-    assert "passed" in table
-    assert "…" not in table
+def found(*rows):
+    """A report of (gate, verdict, observed) rows."""
+    made = (
+        Finding(gate=gate, check="a check", expected="this", observed=observed, verdict=verdict, advice=advice)
+        for gate, verdict, observed, advice in rows
+    )
+    return Report(findings=tuple(made))
+
+
+def shown(report, width=None):
+    """Its lines on a terminal so wide, or in a log."""
+    console = Console(file=io.StringIO(), width=width or 80, force_terminal=width is not None, no_color=True)
+    findings.show(report, console)
+    return re.sub(r"\x1b\[\d*m", "", console.file.getvalue()).splitlines()
+
+
+LONG = "words that say at some length what was seen of it " * 3
+MIXED = found(
+    ("shapes", Verdict.PASSED, LONG, ""),
+    ("shapes", Verdict.NOT_APPLICABLE, "not applicable, because it is so", ""),
+    ("numbers", Verdict.FAILED, LONG, "mend [it]"),
+    ("leakage", Verdict.NOT_APPLICABLE, "not applicable, because it is so", ""),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 99, 100, 200, None])
+def test_failures_come_first_with_what_to_do_and_no_width_loses_words(width):
+    lines = shown(MIXED, width)
+    places = [next(i for i, line in enumerate(lines) if word in line) for word in ("FAILED", "next: mend", "passed")]
+    assert places == sorted(places) and places[0] <= 1
+    everything = " ".join(" ".join(lines).split())
+    assert "mend [it]" in everything and everything.endswith("n/a it is so: shapes (a check); leakage (all of it)")
+    assert "…" not in everything
+    for word in LONG.split():
+        assert everything.count(word) >= 2 * LONG.split().count(word)
+    assert max(map(len, lines)) <= (width or findings.LOG)
+
+
+@pytest.mark.parametrize(("width", "is_table"), [(80, False), (findings.LEAST, True), (None, True)])
+def test_a_narrow_screen_has_paragraphs_and_not_slivers_of_cells(width, is_table):
+    lines = shown(MIXED, width)
+    assert (lines[0].split() == ["gate", "check", "expected", "observed", "verdict"]) is is_table
+    assert len(lines) < 16
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,20 @@ def test_junit_holds_each_finding_whatever_its_text(tmp_path):
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["out.xml"]
 
 
+def test_gates_of_which_nothing_could_be_asked_are_told_with_their_reason():
+    skipped = [replace(SKIPPED, gate=gate, observed=f"not applicable, because {why}") for gate, why in UNLIKE]
+    report = Report(findings=(GOOD, SKIPPED, *skipped))
+    assert report.passed
+    assert report.not_asked == {"one": ["a", "c"], "two": ["b"]}
+    assert [one["gate"] for one in report.to_json()["not_asked"]] == ["a", "c", "b"]
+    properties = ET.fromstring(junit.xml(report, "train.py:build")).iter("property")
+    told = [one.get("value") for one in properties if one.get("name") == "not asked"]
+    assert told == ["a, c: one", "b: two"]
+
+
+UNLIKE = [("a", "one"), ("b", "two"), ("a", "three"), ("c", "one")]
+
+
 def test_junit_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--junit"):

@@ -65,8 +65,8 @@ class Rehearsal(Gate):
         if recorder.findings or recorder.rehearsed < wanted:
             said = "; ".join(recorder.findings) or "no replay was seen to its end"
             advice = (
-                "state that the step keeps belongs into the harness, and build and step get by with the config alone: "
-                "docs/recorder.md"
+                "state that the step keeps belongs into the harness (modules, or extra_state=), and build and step get "
+                "by with the config alone"
             )
             return self.failed(REPLAYS, f"{wanted} steps", f"{shown}: {said}", advice).on(recorder.rehearsed + 1)
         return self.passed(REPLAYS, f"{wanted} steps", shown, steps=recorder.rehearsed)
