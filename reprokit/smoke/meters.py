@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reprokit.smoke.bench import eager
 
+COARSE = 1_000_000  # bytes: the resident size of a process moves by less whatever it does
 _LOOK = 0.002  # seconds between two looks at the memory of a process: operations of a step take longer together
 
 
@@ -43,6 +44,7 @@ class Peak:
         self._device, self._module = device, _module(device)
         self._counts = hasattr(self._module, "max_memory_allocated")  # by itself
         self.where = "the host" if device.type == "cpu" else str(device)
+        self.fine = COARSE if allocated(device) is None else 1  # bytes that are told apart
         self.before = self.most = 0
 
     def __enter__(self) -> Peak:

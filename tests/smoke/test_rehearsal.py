@@ -24,7 +24,7 @@ def test_a_step_replays_in_a_fresh_process_and_one_with_hidden_state_does_not(pl
 
 def test_no_news_is_no_replay(plain, mutants, monkeypatch):
     """A rehearsal that is never held is not one that found nothing."""
-    monkeypatch.setattr(rehearsal.Rehearsals, "after", lambda self, write: [])
+    monkeypatch.setattr(rehearsal.Rehearsals, "after", lambda self, *_: [])
     found = plain.rows(Rehearsal(), mutants.subject())[REPLAYS]
     assert found.verdict is FAILED
     assert "0 of 2" in found.observed

@@ -38,7 +38,7 @@ def test_tokens_are_those_that_token_dropping_leaves():
         "source": ["a", "b"],
     }
     found = rows(Resources(), subject(changed(loader=None), config=usual, batches=[clip]))
-    assert found["tokens of encoder"].observed == "158 and 30 with [CLS], of 2, 2 clips"
+    assert found["tokens of encoder"].observed == "158 and 30 with [CLS], of 2 clips each"
     assert skipped(found) == [BATCH] and not failed(found)
 
 

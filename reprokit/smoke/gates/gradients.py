@@ -14,6 +14,7 @@ from reprokit.errors import some
 from reprokit.harness import Harness, parameters
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
+from reprokit.smoke.words import counted
 
 TERMS = "the loss goes through its terms"
 GRAPH, FROZEN, OWNED = "the loss has a graph", "what an optimizer holds is trained", "what is trained is held"
@@ -53,7 +54,7 @@ class Gradients(Gate):
             if lap.detached:
                 advice = "find the detach, no_grad, .item() or .data between the modules and the loss"
                 return self.failed(GRAPH, "requires_grad", f"none in lap {lap.number}", advice).on(lap.number)
-        return self.passed(GRAPH, "requires_grad", f"in {len(done)} laps")
+        return self.passed(GRAPH, "requires_grad", f"in {counted(len(done), 'lap')}")
 
     def _terms(self, done: list[Lap]) -> Finding:
         """A term that is called a loss, and that the sum has only as a number. Others may be there to be watched."""
@@ -82,7 +83,7 @@ class Gradients(Gate):
         if frozen:
             advice = "unfreeze it, or leave it out of the optimizer if it is meant to stay"
             return self.failed(FROZEN, expected, f"frozen: {some(frozen)}", advice, frozen=len(frozen))
-        return self.passed(FROZEN, expected, f"{len(held)} parameters", parameters=len(held))
+        return self.passed(FROZEN, expected, counted(len(held), "parameter"), parameters=len(held))
 
     def _owned(self, harness: Harness) -> Finding:
         held = set(map(id, _held(harness)))
@@ -94,7 +95,7 @@ class Gradients(Gate):
         if lost:
             advice = "hand it to an optimizer, or freeze it (requires_grad_(False)) if it is meant to stay"
             return self.failed(OWNED, expected, f"not held: {some(lost)}", advice, lost=len(lost))
-        return self.passed(OWNED, expected, f"{len(trained)} parameters", parameters=len(trained))
+        return self.passed(OWNED, expected, counted(len(trained), "parameter"), parameters=len(trained))
 
     def _reached(self, harness: Harness, name: str, done: list[Lap]) -> Finding:
         mine = {key: p for key, p in parameters(harness).items() if key.startswith(f"{name}.")}
@@ -118,7 +119,7 @@ class Gradients(Gate):
         if dry := [part for part, inside in parts.items() if not inside & live]:
             advice = "find what cuts it off: a detach or no_grad, a zero weight, an output that nobody uses"
             return self.failed(_check(name), _EXPECTED, f"none in {some(dry)}", advice, live=len(trained & live))
-        observed = f"{len(trained & live)} of {len(trained)} parameters, {len(parts)} parts"
+        observed = f"{len(trained & live)} of {counted(len(trained), 'parameter')}, {counted(len(parts), 'part')}"
         return self.passed(_check(name), _EXPECTED, observed, live=len(trained & live), trained=len(trained))
 
 

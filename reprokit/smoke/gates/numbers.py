@@ -18,6 +18,7 @@ from reprokit.layout import KEY, Layout
 from reprokit.smoke.clips import Picture, Received, Seen, Trials, noise, pictures
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import Lap, laps
+from reprokit.smoke.words import counted
 from reprokit.step.detectors import inputs
 from reprokit.step.limits import Limits
 
@@ -126,10 +127,11 @@ class Numbers(Gate):
             if after.loss == base.loss and not _ever(bench, batch, layout.heal(batch, noisy, [cell])):
                 advice = "follow the view through the step: something drops it, or writes over it"
                 return self.failed(MOVES, expected, f"the same bits, with noise as {title}", advice)
-        return self.passed(MOVES, expected, f"{len(views)} of {len(views)} do", views=len(views))
+        observed = f"all of {counted(len(views), 'view')}" if len(views) > 1 else "it does"
+        return self.passed(MOVES, expected, observed, views=len(views))
 
     def _terms(self, done: list[Lap]) -> Finding:
-        expected = f"finite in {len(done)} laps"
+        expected = f"finite in {counted(len(done), 'lap')}"
         for lap in done:
             if bad := {name: value for name, value in lap.losses.items() if not isfinite(value)}:
                 shown = ", ".join(f"{name} {value}" for name, value in bad.items())
@@ -142,7 +144,8 @@ class Numbers(Gate):
         """skips: a GradScaler passes over gradients that are not finite, and that is its work."""
         known = {lap.number: lap.grad_norm for lap in done if lap.grad_norm is not None}
         if skips and known and not any(map(isfinite, known.values())):
-            return self.not_applicable(NORM, f"GradScaler skips each of {len(known)} steps: its first scale is high")
+            steps = counted(len(known), "step")
+            return self.not_applicable(NORM, f"GradScaler skips each of {steps}: its first scale is high")
         known = {lap: norm for lap, norm in known.items() if not skips or isfinite(norm)}
         if not known:
             return self.not_applicable(NORM, "no optimizer of the harness was called, so no gradient was seen")
@@ -168,7 +171,7 @@ class Numbers(Gate):
                     advice = "lower the learning rate, or the weight of this term"
                     observed = f"{name} goes from {was:.3g} to {value:.3g}"
                     return self.failed(GROWTH, expected, observed, advice).on(after.number)
-        return self.passed(GROWTH, expected, f"{len(done[-1].losses)} terms stay")
+        return self.passed(GROWTH, expected, f"holds for {counted(len(done[-1].losses), 'term')}")
 
 
 def _ever(bench: Trials, batch: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ from reprokit.smoke import course
 from reprokit.smoke.bench import Bench, one_step
 from reprokit.smoke.course import Course
 from reprokit.smoke.gate import Finding, Gate, Subject
+from reprokit.smoke.words import counted
 from reprokit.step import rng
 from reprokit.step.detectors.collapse import Moments, look_at_features, moments
 from reprokit.step.detectors.view import Spectrum
@@ -41,6 +42,11 @@ ENOUGH = 8  # samples before dimensions are counted: few points lie near a line 
 LINE = 1.0001  # dimensions of what has one; on its way the healthy reference model has 1.03 for a while
 
 _NORMAL = Limits()
+
+
+def judged(gates: Sequence[Gate]) -> Course | None:
+    """The steps that were judged, where this gate is among them and was asked."""
+    return next((gate.taken for gate in gates if isinstance(gate, Overfit)), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,7 @@ class Overfit(Gate):
         if not FEWEST <= steps <= MOST:
             raise BadInput(f"--overfit {steps}: expected {FEWEST} to {MOST} steps on one batch")
         self._steps = steps
+        self.taken: Course | None = None  # what was judged, for whoever draws it
 
     def look(self, subject: Subject) -> Iterator[Finding]:
         if not subject.batches:
@@ -74,7 +81,7 @@ class Overfit(Gate):
         yield finding
         harness = subject.harness()
         before = look_at_features(harness, batch)
-        taken = course.take(harness, batch, self._steps, subject.seed)
+        taken = self.taken = course.take(harness, batch, self._steps, subject.seed)
         yield self._bounded(taken)
         if taken.symptom is None:
             yield self._falls(taken, noise)
@@ -150,7 +157,9 @@ class Overfit(Gate):
     def _apart(self, one: _Judged) -> Finding:
         check = f"{one.name} tell samples apart"
         least = _NORMAL.collapse_deviation or 0.0
-        expected = f"they deviate by over {least:g} of their size, in over one dimension, and do not go to the origin"
+        counts = one.samples >= ENOUGH
+        beyond = f", in over {LINE} dimensions" if counts else ""
+        expected = f"they deviate by over {least:g} of their size{beyond}, and do not go to the origin"
         before, after = one.first, one.last
         numbers: dict[str, Any] = {
             "deviation": after.deviation,
@@ -161,9 +170,9 @@ class Overfit(Gate):
         if one.spread:
             numbers |= {"spread": one.spread[-1], "spread_before": one.spread[0]}
             moved = f"{moved}, {_number(one.spread[0])} to {_number(one.spread[-1])} in all"
-        observed = f"{moved}; in {after.dimensions:.3g} dimensions"
+        observed = f"{moved}; in {after.dimensions:.5g} dimensions" + ("" if counts else _uncounted(one.samples))
         one_point = after.deviation < max(least, before.deviation / WIDEST)
-        one_line = one.samples >= ENOUGH and after.dimensions < LINE
+        one_line = counts and after.dimensions < LINE
         if not (one_point or one_line or self._shrinks(one.spread)):
             return self.passed(check, expected, observed, **numbers)
         advice = "a collapse: look at the term that keeps features apart (its weight, its sign, what it is given)"
@@ -211,6 +220,11 @@ def _spectrum(rows: torch.Tensor) -> Spectrum:
 def _samples(harness: Harness, batch: Any) -> int:
     """Of the batch, not of its views, which are to agree; 0 where the layout names none."""
     return Layout.parse(harness.layout).sizes(batch).get("b", 0)
+
+
+def _uncounted(samples: int) -> str:
+    few = f"{counted(samples, 'sample')} of {ENOUGH} at least" if samples else "the layout names no samples, b"
+    return f", which is not judged: {few}"
 
 
 def _range(values: Sequence[float]) -> float:

@@ -15,6 +15,7 @@ from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.capture.rehearsal import DEADLINE, STEPS
 from reprokit.smoke.gate import Finding, Gate, Subject
 from reprokit.smoke.laps import copied, laps
+from reprokit.smoke.words import counted
 
 RUNS, REPLAYS = "the step runs", "it replays bit for bit in a fresh process"
 
@@ -28,10 +29,10 @@ class Rehearsal(Gate):
         if not subject.batches:
             yield from (self.not_applicable(check, subject.no_batches) for check in (RUNS, REPLAYS))
             return
-        began, asked = perf_counter(), f"{len(subject.batches)} steps without an exception"
+        began, asked = perf_counter(), f"{counted(len(subject.batches), 'step')} without an exception"
         done = list(laps(subject, subject.harness()))
         seconds = perf_counter() - began
-        yield self.passed(RUNS, asked, f"{len(done)} steps in {seconds:.1f} s", seconds=seconds)
+        yield self.passed(RUNS, asked, f"{counted(len(done), 'step')} in {seconds:.1f} s", seconds=seconds)
         if any(lap.detached for lap in done):
             yield self.not_applicable(REPLAYS, "the loss has no graph, so there is no step to replay")
         elif in_company():
@@ -61,12 +62,12 @@ class Rehearsal(Gate):
                 return self.not_applicable(
                     REPLAYS, f"step {recorder.steps} fails ({where}), and healthy ones are asked"
                 )
-        shown = f"{recorder.rehearsed} of {wanted} steps"
+        shown = f"{recorder.rehearsed} of {counted(wanted, 'step')}"
         if recorder.findings or recorder.rehearsed < wanted:
             said = "; ".join(recorder.findings) or "no replay was seen to its end"
             advice = (
                 "state that the step keeps belongs into the harness (modules, or extra_state=), and build and step get "
                 "by with the config alone"
             )
-            return self.failed(REPLAYS, f"{wanted} steps", f"{shown}: {said}", advice).on(recorder.rehearsed + 1)
-        return self.passed(REPLAYS, f"{wanted} steps", shown, steps=recorder.rehearsed)
+            return self.failed(REPLAYS, counted(wanted, "step"), f"{shown}: {said}", advice).on(recorder.rehearsed + 1)
+        return self.passed(REPLAYS, counted(wanted, "step"), shown, steps=recorder.rehearsed)

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -27,12 +27,14 @@ from reprokit.smoke.clips import tokens_in
 from reprokit.smoke.encoders import encoders, no_encoder
 from reprokit.smoke.gate import OPENING, Finding, Gate, Subject
 from reprokit.smoke.laps import copied
+from reprokit.smoke.words import counted
 from reprokit.step.probe import Probe
 from reprokit.step.run import run
 
 STEPS = 5  # that are timed, after one that warms up
 BATCHES = 6  # that are fetched, the first of which starts the workers
 PATIENCE = 20.0  # seconds for all of them, once two have come
+WAITS, WORTH = 1.25, 0.005  # a batch takes so many times a step, and seconds more, before training is said to wait
 WATCHED = 6  # steps in which memory may grow
 SETTLED = 2  # of them, in which optimizer, caches and history buffers find their size
 # a scalar that is kept takes 512 bytes on CUDA, and is no leak; from a kilobyte on, 100,000 steps take 100 MB. Python's
@@ -75,8 +77,9 @@ class Resources(Gate):
 
     def _peak(self, harness: Harness, peak: meters.Peak) -> Finding:
         free = _free(harness.device)
-        observed = f"{_size(peak.most)} on {peak.where}, {_size(peak.most - peak.before)} above before the step"
-        told = f"{observed}; {_size(free)} are free now" if free else observed
+        above = _size(peak.most - peak.before, least=peak.fine)
+        observed = f"{_size(peak.most, least=peak.fine)} on {peak.where}, {above} above before the step"
+        told = f"{observed}; {_size(free, least=peak.fine)} are free now" if free else observed
         numbers: dict[str, Any] = {"peak_bytes": peak.most, "before_bytes": peak.before, "free_bytes": free}
         return self.passed("memory of a step", "measured, and enough", told, **numbers)
 
@@ -100,9 +103,7 @@ class Resources(Gate):
             yield self.not_applicable("tokens of the encoder", because)
         for name, calls in tokens.items():
             if calls:
-                counts = " and ".join(str(count) for _, count in calls)
-                clips = ", ".join(str(clips) for clips, _ in calls)
-                observed = f"{counts} with [CLS], of {clips} clips"
+                observed = _called(calls)
                 numbers: dict[str, Any] = {f"call_{place}": count for place, (_, count) in enumerate(calls)}
                 yield self.passed(f"tokens of {name}", "measured", observed, **numbers)
             else:
@@ -130,7 +131,7 @@ class Resources(Gate):
         first, usual = fetched.seconds[0], median(fetched.seconds[1:] or fetched.seconds)
         observed = f"{_time(usual)}, median of {len(fetched.seconds[1:]) or 1}; the first {_time(first)}"
         found = self.passed(check, expected, observed, seconds=usual, first_seconds=first)
-        if seconds is None or usual <= seconds:
+        if seconds is None or usual < max(WAITS * seconds, seconds + WORTH):
             return found
         waits = f"{observed}; a step takes {_time(seconds)}, so training waits for the loader"
         advice = f"more workers, or less to decode; a smaller crop or fewer local views help too, but {_CHANGED}"
@@ -237,7 +238,20 @@ def _free(device: torch.device) -> int:
     return int(module.mem_get_info(device)[0]) if module and hasattr(module, "mem_get_info") else 0
 
 
-def _size(count: float) -> str:
+def _called(calls: Sequence[tuple[int, int]]) -> str:
+    """Tokens and clips of calls in a row that are alike, once."""
+    alike = [(*call, len(list(group))) for call, group in groupby(calls)]
+    tokens = " and ".join(f"{count} ({times} times)" if times > 1 else f"{count}" for _, count, times in alike)
+    several = len({clips for clips, _ in calls}) > 1
+    clips = ", ".join(str(clips) for clips, _, _ in alike) + " clips" if several else counted(calls[0][0], "clip")
+    return f"{tokens} with [CLS], of {clips}" + (" each" if len(calls) > 1 and not several else "")
+
+
+def _size(count: float, least: int = 1) -> str:
+    """least: what is told apart."""
+    if abs(count) < least > 1:
+        return f"under {_size(least)}"
+    count = round(count / least) * least
     for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"

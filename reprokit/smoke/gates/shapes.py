@@ -25,6 +25,7 @@ from reprokit.smoke.encoders import drop_rate, encoders, no_encoder
 from reprokit.smoke.gate import Finding, Gate, Subject, Verdict
 from reprokit.smoke.times import Times
 from reprokit.smoke.upright import Upright
+from reprokit.smoke.words import counted
 
 AXES, ALIKE, TIME = "entries fit the layout", "shapes are equal in each lap", "views show the same frames"
 WAY, ROWS = "frames arrive along T of [B, C, T, H, W]", "rows of a frame arrive along H"
@@ -88,7 +89,7 @@ class Shapes(Gate):
             advice = "crop and pad to one size, and drop the loader's last, smaller batch (drop_last)"
             yield self.failed(ALIKE, first, others[lap - 2], advice).on(lap)
         else:
-            yield self.passed(ALIKE, "as in lap 1", f"equal in {len(subject.batches)} laps")
+            yield self.passed(ALIKE, "as in lap 1", f"equal in {counted(len(subject.batches), 'lap')}")
 
     def _encoders(self, subject: Subject, harness: Harness, layout: Layout) -> Iterator[Finding]:
         bench, batch = Trials(harness, subject.seed), subject.batches[0]
