@@ -16,7 +16,9 @@ from reprokit.report import escape
 from reprokit.smoke import junit, opening
 from reprokit.smoke import smoke as gates
 from reprokit.smoke.clock import LIMIT, Clock, Overdue
+from reprokit.smoke.course import Course
 from reprokit.smoke.gate import OPENING, Subject, hangs
+from reprokit.smoke.gates.overfit import judged
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -85,7 +87,7 @@ def smoke(
             return replace(report, findings=(*report.findings, hangs("plots", overdue, subject.roots)))
 
         clock.stuck = lambda overdue: stuck(also(overdue))
-        pictures, trouble = _drawn(subject, None if report.hung else plots)
+        pictures, trouble = _drawn(subject, None if report.hung else plots, judged(chosen))
         report = also(trouble) if isinstance(trouble, Overdue) else report
     tell(report, pictures)
     if isinstance(trouble, ReprokitError):
@@ -93,7 +95,9 @@ def smoke(
     return 0 if report.passed else 1
 
 
-def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], BaseException | None]:
+def _drawn(
+    subject: Subject, folder: Path | None, taken: Course | None
+) -> tuple[list[Path], BaseException | None]:
     """What goes wrong with a picture is no reason to lose the report."""
     if folder is None or (subject.opening and not subject.batches):  # which is told
         return [], None
@@ -101,7 +105,7 @@ def _drawn(subject: Subject, folder: Path | None) -> tuple[list[Path], BaseExcep
 
     try:
         with subject.clock.watching():
-            return plots.draw(subject, folder), None
+            return plots.draw(subject, folder, taken), None
     except (ReprokitError, Overdue) as error:  # that is said last
         return [], error
     except Exception as error:

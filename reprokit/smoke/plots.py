@@ -21,12 +21,12 @@ from reprokit import _canvas
 from reprokit._canvas import BLACK, BLUE, DPI, GREY, PALE, VERMILLION, Colour, font, rgb
 from reprokit._files import shown
 from reprokit.errors import BadInput
-from reprokit.failure import Kind
-from reprokit.smoke import course
+from reprokit.smoke import course, views
 from reprokit.smoke.bench import Bench
 from reprokit.smoke.course import Course
-from reprokit.smoke.doors import Call, Doors
+from reprokit.smoke.doors import Call
 from reprokit.smoke.gate import Subject
+from reprokit.smoke.words import counted
 
 STEPS = 30  # enough to see a loss fall or burst, and a minute at two seconds a step
 WIDTH, ROW, HEAD, BOTTOM = 1100, 240, 64, 56  # pixels: of a picture, a row of panels, the title, the lowest label
@@ -41,37 +41,39 @@ VALUES = 1_000_000  # that a histogram is made of: every so manieth of more
 Array = NDArray[np.float64]
 
 
-def draw(subject: Subject, folder: Path) -> list[Path]:
+def draw(subject: Subject, folder: Path, taken: Course | None = None) -> list[Path]:
     """Pictures of a harness, below `folder`: views.png, features.png, losses.png. What cannot be drawn is not there.
 
-    Costs a forward pass and some steps on the first batch. Raises BadInput where there is no batch, matplotlib is
-    missing or the folder cannot be written to, and what a step raises.
+    taken: the steps to draw, where somebody took them. Costs a forward pass for each entry of the first batch and one
+    more, and some steps on it. Raises BadInput where there is no batch, matplotlib is missing or the folder cannot be
+    written to, and what a step raises.
     """
     _canvas.require()
     if not subject.batches:
         raise BadInput(f"--plots: nothing to draw: {subject.no_batches or 'there are no batches'}")
     batch = subject.batches[0]
     harness = subject.harness()
-    with Doors(harness) as doors:
-        Bench(harness, subject.seed).step(batch, until=Kind.NONFINITE_LOSS)
-    taken = course.take(subject.harness(), batch, STEPS, subject.seed)
+    bench = Bench(harness, subject.seed)
+    calls = views.calls_of(bench, batch)
+    if taken is None:
+        taken = course.take(subject.harness(), batch, STEPS, subject.seed)
     drawn = [
-        _views(doors.calls, folder / "views.png"),
+        _views(calls, views.entries_of(bench, batch, calls), folder / "views.png"),
         _features(taken, folder / "features.png"),
         _losses(taken, folder / "losses.png"),
     ]
     return [path for path in drawn if path is not None]
 
 
-def _views(calls: Sequence[Call], out: Path) -> Path | None:
+def _views(calls: Sequence[Call], entries: Sequence[str], out: Path) -> Path | None:
     """Of each call of a module, how often it gets which value; thin lines are its clips or samples."""
-    every = [(call, values) for call in calls for values in call.inputs if values.numel()]
+    every = [(call, entry, values) for call, entry in zip(calls, entries) for values in call.inputs if values.numel()]
     if not every:
         return None
-    title = "What modules get: values, as they come from the batch"
+    title = "What modules get of each entry of the batch"
     note = f"{_left_out(len(every))}thick: all of them; thin: each clip or sample"
     with _picture(title, min(len(every), MOST), out, note=note) as rows:
-        for number, (call, values) in enumerate(every[:MOST], start=1):
+        for number, (call, entry, values) in enumerate(every[:MOST], start=1):
             axes = rows(1)[0]
             flat = _finite(values)
             edges = _edges(flat)
@@ -80,7 +82,7 @@ def _views(calls: Sequence[Call], out: Path) -> Path | None:
                     axes.stairs(_shares(_finite(clip), edges), edges, color=rgb(GREY), lw=0.6, alpha=0.6)
             axes.stairs(_shares(flat, edges), edges, color=rgb(BLUE), lw=2, fill=False)
             size = " x ".join(map(str, values.shape))
-            _title(axes, f"call {number}: {call.module} gets {size}", _moments(flat), _bad(values))
+            _title(axes, f"{entry or f'call {number}'}: {call.module} gets {size}", _moments(flat), _bad(values))
             _labels(axes, "value", "share of values")
     return out
 
@@ -95,28 +97,29 @@ def _features(taken: Course, out: Path) -> Path | None:
     with _picture(title, min(len(judged), MOST), out, note=_left_out(len(judged))) as rows:
         for name in judged[:MOST]:
             left, right = rows(2)
-            for values, colour, label in (
-                (taken.first.get(name), GREY, "first step"),
-                (taken.last[name], BLUE, f"step {steps}"),
+            for values, colour, wide, label in (
+                (taken.first.get(name), PALE, 7, "first step"),  # so wide that it is seen behind one that agrees
+                (taken.last[name], BLUE, 2, f"step {steps}"),
             ):
                 if values is None or not bool(values.isfinite().all()):
                     continue
                 points = values.cpu().double()  # not every device has float64
                 deviations = points.std(0, correction=0).sort(descending=True).values
-                left.plot(range(1, 1 + len(deviations)), deviations.numpy(), color=rgb(colour), lw=2, label=label)
+                left.plot(range(1, 1 + len(deviations)), deviations.numpy(), color=rgb(colour), lw=wide, label=label)
                 spectrum = _spectrum(points)
                 right.plot(
-                    range(1, 1 + len(spectrum)), spectrum, color=rgb(colour), lw=2, marker="o", ms=3, label=label
+                    range(1, 1 + len(spectrum)), spectrum, color=rgb(colour), lw=wide, marker="o", ms=3, label=label
                 )
             last = taken.last[name]
             bad = "" if bool(last.isfinite().all()) else f"not finite in step {steps}"
             _title(left, f"{name}: deviation of each feature", f"{len(last)} rows of {last.shape[-1]}", bad)
             _title(right, "spectrum of the covariance")
+            scale = ""
             if right.lines:
-                _decades(right)
+                scale = _decades(right)
                 left.set_ylim(bottom=0)
             _labels(left, "feature, by deviation", "deviation")
-            _labels(right, "direction", "share of variance")
+            _labels(right, "direction", f"share of variance{scale}")
             for axes in (left, right):
                 _whole_numbers(axes)
                 if axes.lines:
@@ -137,7 +140,7 @@ def _losses(taken: Course, out: Path) -> Path | None:
     if any(map(isfinite, norms)):
         curves["gradient norm, before clipping"] = norms
     count = len(taken.losses)
-    title = f"{count} step{'s' * (count != 1)} on one batch, each with the same random numbers"
+    title = f"{counted(count, 'step')} on one batch, each with the same random numbers"
     symptom = taken.symptom
     with _picture(title, min(len(curves), MOST), out, note=_left_out(len(curves))) as rows:
         for place, (name, values) in enumerate(list(curves.items())[:MOST]):
@@ -145,8 +148,8 @@ def _losses(taken: Course, out: Path) -> Path | None:
             steps = range(1, 1 + len(values))
             axes.plot(steps, values, color=rgb(GREY if name.startswith("gradient") else BLUE), lw=2, marker="o", ms=3)
             sound = [value for value in values if isfinite(value)]
-            if sound and min(sound) > 0 and max(sound) > STEEP * min(sound):
-                _decades(axes)
+            steep = sound and min(sound) > 0 and max(sound) > STEEP * min(sound)
+            scale = _decades(axes) if steep else ", linear"
             axes.set_xlim(0.5, max(2, len(values)) + 0.5)
             _whole_numbers(axes)
             bad = ""
@@ -154,7 +157,7 @@ def _losses(taken: Course, out: Path) -> Path | None:
                 axes.axvline(len(values), color=rgb(VERMILLION), lw=1.5)
                 bad = f"{symptom.kind} at {symptom.where} in step {len(values)}" if place == 0 else ""
             _title(axes, name, _ends(sound), bad)
-            _labels(axes, "step", "loss" if not name.startswith("gradient") else "norm")
+            _labels(axes, "step", ("norm" if name.startswith("gradient") else "loss") + scale)
             if not sound:
                 _nothing(axes)
     return out
@@ -211,8 +214,8 @@ def _labels(axes: Any, below: str, beside: str) -> None:
     axes.set_ylabel(beside, fontproperties=font(13), parse_math=False)
 
 
-def _decades(axes: Any) -> None:
-    """A logarithmic scale from one power of ten to another, with numbers that the font has."""
+def _decades(axes: Any) -> str:
+    """A logarithmic scale from one power of ten to another, with numbers that the font has; what to call it."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.dataLim.intervaly
@@ -222,6 +225,7 @@ def _decades(axes: Any) -> None:
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    return ", log scale"
 
 
 def _whole_numbers(axes: Any) -> None:

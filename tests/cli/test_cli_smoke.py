@@ -183,6 +183,18 @@ def test_a_hang_while_pictures_are_drawn_is_no_pass(cli, hanging, tmp_path):
     assert (code, last["gate"], last["verdict"]) == (1, "plots", "FAILED")
 
 
+def test_the_steps_that_overfit_judges_are_those_of_the_picture(cli, script, tmp_path, monkeypatch):
+    from reprokit.smoke import course
+
+    taken, take = [], course.take
+    monkeypatch.setattr(course, "take", lambda *given: taken.append(given[2]) or take(*given))
+    _, _, err = cli("smoke", script, "--only", "overfit", "--overfit", "60", "--plots", "pictures")
+    assert (taken, err) == ([60], "")
+    assert (tmp_path / "pictures" / "losses.png").exists()
+    cli("smoke", script, "--only", "gradients", "--plots", "pictures")
+    assert taken == [60, 30]
+
+
 def test_nothing_is_drawn_of_a_build_that_hangs_and_that_is_told(cli, script, tmp_path):
     file = tmp_path / script.partition(":")[0]
     file.write_text(SCRIPT.replace("    torch.manual_seed(0)", "    __import__('threading').Event().wait()"))

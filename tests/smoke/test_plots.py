@@ -8,7 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from reprokit import _canvas
 from reprokit.errors import BadInput
-from reprokit.smoke import course, plots
+from reprokit.smoke import course, plots, views
+from reprokit.smoke.bench import Bench
 from reprokit.smoke.doors import Call, Doors, rows
 from reprokit.smoke.plots import draw
 
@@ -49,6 +50,67 @@ def test_a_dead_view_stands_out_of_its_panel(tmp_path):
     asked.batches[0]["local"][:, 1] = 0
     healthy, dead = draw(subject(), tmp_path / "a")[0], draw(asked, tmp_path / "b")[0]
     assert (pixels(healthy) != pixels(dead)).any()
+
+
+def test_steps_that_were_judged_are_drawn_and_not_taken_again(tmp_path, monkeypatch):
+    asked, titles = subject(), []
+    taken = course.take(asked.harness(), asked.batches[0], 7, asked.seed)
+    monkeypatch.setattr(course, "take", lambda *_: pytest.fail("steps are taken again"))
+    monkeypatch.setattr(plots, "_picture", noting(plots._picture, titles))
+    draw(asked, tmp_path, taken)
+    assert titles[1:] == [
+        "Features in the first step and in step 7, on one batch",
+        "7 steps on one batch, each with the same random numbers",
+    ]
+
+
+def noting(function, said):
+    """The same, but that its first argument, or what it labels, is in the list."""
+
+    def noted(*args, **how):
+        said.append(args[0] if isinstance(args[0], str) else args[-1])
+        return function(*args, **how)
+
+    return noted
+
+
+def test_a_logarithmic_scale_is_marked_beside_linear_ones(tmp_path, monkeypatch):
+    labels, steep = [], [{"loss": 1.0, "small": 10.0**-i} for i in range(4)]
+    monkeypatch.setattr(plots, "_labels", noting(plots._labels, labels))
+    assert plots._losses(course.Course(losses=steep), tmp_path / "losses.png")
+    assert labels == ["loss, linear", "loss, log scale"]
+
+
+def test_features_of_the_first_step_are_seen_behind_those_that_agree(tmp_path):
+    points = torch.randn(12, 16, generator=torch.Generator().manual_seed(0))
+    taken = course.Course(losses=[{"loss": 1.0}] * 3, first={"net": points}, last={"net": points})
+    both = plots._features(taken, tmp_path / "both.png")
+    taken.first = {}
+    alone = plots._features(taken, tmp_path / "alone.png")
+    assert count(both, _canvas.PALE) > count(alone, _canvas.PALE) + 1000
+    assert count(both, _canvas.BLUE) > 0.8 * count(alone, _canvas.BLUE)
+
+
+def test_calls_are_named_after_the_entries_that_they_show():
+    asked = subject()
+    bench = Bench(asked.harness(), asked.seed)
+    calls = views.calls_of(bench, asked.batches[0])
+    assert views.entries_of(bench, asked.batches[0], calls) == ["global", "local", ""]
+    alone = plain(lambda net, x: net(x).square().mean())
+    bench = Bench(alone.harness(), 0)
+    named = views.entries_of(bench, alone.batches[0], views.calls_of(bench, alone.batches[0]))
+    assert set(named) <= {"x", ""} and named[0] == "x"
+
+
+def test_an_entry_that_the_step_refuses_has_no_name():
+    def forward(net, x):
+        if not torch.equal(x, alone.batches[0]["x"]):
+            raise ValueError("another batch")
+        return net(x).square().mean()
+
+    alone = plain(forward)
+    bench = Bench(alone.harness(), 0)
+    assert set(views.entries_of(bench, alone.batches[0], views.calls_of(bench, alone.batches[0]))) == {""}
 
 
 def test_what_is_not_finite_is_told_in_vermillion(tmp_path):
