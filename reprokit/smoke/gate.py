@@ -120,6 +120,7 @@ class Gate(ABC):
     """One kind of question. Its docstring says what it catches, and what it costs in steps."""
 
     name: ClassVar[str]
+    meanwhile: ClassVar[str] = ""  # said beside its name while it is asked, where that takes long
 
     @abstractmethod
     def look(self, subject: Subject) -> Iterator[Finding]:

@@ -131,7 +131,7 @@ class _Asking:
     def ask(self, progress: Progress) -> None:
         self._capture(OPENING, self._findings)
         for number, gate in enumerate(self._gates):
-            progress.show(f"gate {gate.name}", number, len(self._gates))
+            progress.show(f"gate {gate.name}", number, len(self._gates), gate.meanwhile)
             self._begun = number + 1
             if hung := self.report().hung:
                 self._findings.append(_after(gate, hung))

@@ -11,6 +11,7 @@ import torch
 
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
+from reprokit.progress import Silence
 from reprokit.smoke import junit
 from reprokit.smoke.gate import Gate, Verdict
 from reprokit.smoke.gates.gradients import Gradients
@@ -18,6 +19,8 @@ from reprokit.smoke.gates.leakage import Leakage
 from reprokit.smoke.gates.numbers import Numbers
 from reprokit.smoke.gates.shapes import Shapes
 from reprokit.smoke.smoke import NAMES, PROVES, Report, chosen, smoke
+
+from . import small
 
 PASSED, FAILED, UNASKED = Verdict.PASSED, Verdict.FAILED, Verdict.NOT_APPLICABLE
 
@@ -223,6 +226,17 @@ def test_junit_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--junit"):
         junit.write(Report(findings=(GOOD,)), "x", tmp_path / "file" / "out.xml")
+
+
+def test_a_gate_that_takes_long_says_what_it_does_meanwhile():
+    class Noted(Silence):
+        def show(self, what, done, total, note=""):
+            shown.append((what, done, total, note))
+
+    shown = []
+    smoke(small.subject(batches=[], no_batches="none are asked"), chosen(["rehearsal", "shapes"]), Noted())
+    assert [one[:3] for one in shown] == [("gate rehearsal", 0, 2), ("gate shapes", 1, 2)]
+    assert "a fresh process imports" in shown[0][3] and shown[1][3] == ""
 
 
 def test_gates_are_chosen_by_name():

@@ -24,6 +24,7 @@ class Rehearsal(Gate):
     """Costs two laps here, and for each step a fresh process that runs it four times."""
 
     name = "rehearsal"
+    meanwhile = "a fresh process imports all anew, for each of two steps"
 
     def look(self, subject: Subject) -> Iterator[Finding]:
         if not subject.batches:
