@@ -158,28 +158,40 @@ def _type_name(kind: type[BaseException], roots: Sequence[Path]) -> str:
     return f"{module}.{kind.__qualname__}"
 
 
+def place(error: BaseException, *, phase: str, roots: Sequence[Path]) -> str:
+    """The function of its signature with the line where it stood, "train.py:14 in step"; empty where there is none."""
+    file, name, line = _stood(error, roots, inside=phase != "forward")
+    return f"{file}:{line} in {name}" if name else ""
+
+
 def _function(error: BaseException, roots: Sequence[Path], *, inside: bool) -> str:
-    """The innermost function of the user's; where there is none, of a library; and last of torch: "train.py:step".
+    file, name, _ = _stood(error, roots, inside=inside)
+    return f"{file}:{name}" if name else ""
+
+
+def _stood(error: BaseException, roots: Sequence[Path], *, inside: bool) -> tuple[str, str, int]:
+    """The innermost function of the user's; where there is none, of a library; and last of torch: its file, name, line.
 
     inside: only from torch's first frame on. In a backward or optimizer step what called it is the loop, which is the
     user's in one run and reprokit's in the next.
     """
-    mine = library = torch = ""
-    for frame, _ in walk_tb(error.__traceback__):
+    mine = library = torch = ("", "", 0)
+    for frame, line in walk_tb(error.__traceback__):
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
         if str(file).startswith("<") or _is_machinery(file):
             continue  # generated code; and reprokit, whose callers of a step differ between training and replay
         own = _own_path(file, roots)
-        place = f"{(own or _library_path(file)).as_posix()}:{name}"
-        if inside and not torch and not place.startswith("torch/"):
+        shown = (own or _library_path(file)).as_posix()
+        of_torch = shown.startswith("torch/")
+        if inside and not torch[1] and not of_torch:
             continue
         if own:
-            mine = place
-        elif place.startswith("torch/"):
-            torch = place
+            mine = (shown, name, line)
+        elif of_torch:
+            torch = (shown, name, line)
         else:
-            library = place
-    return mine or library or torch
+            library = (shown, name, line)
+    return next((one for one in (mine, library, torch) if one[1]), torch)
 
 
 _PACKAGE = Path(__file__).parent

@@ -28,7 +28,7 @@ from reprokit.capture.disk import Disk
 from reprokit.capture.entrypoint import name_of
 from reprokit.capture.flights import Flight, Flights, latch_of
 from reprokit.capture.history import BYTES, STEPS, History
-from reprokit.capture.logs import note, one_line
+from reprokit.capture.logs import note, one_line, stacks
 from reprokit.capture.ranks import Ranks, Told
 from reprokit.capture.recovery import AT_MOST, IncidentCaptured, OnFailure, Recovery
 from reprokit.capture.rehearsal import Rehearsals
@@ -214,15 +214,17 @@ class Recorder:
         with self._watched(batch, ours=False) as probe:
             yield Watch(probe)
 
-    def capture(self, why: str) -> Path | None:
+    def capture(self, why: str, trace: str = "") -> Path | None:
         """Write an incident though nothing failed, and go on; `kill -USR1` asks for the same at the end of a step.
 
         Within a step it is of that step. Between two it is of what comes next, with the last healthy batch in place of
         one that nobody has seen yet; what ran before is in its history. Call it where the loop runs. Raises BadInput
         before the first step has ended. None where it could not be written, which a line in the log explains.
+        trace: of an exception that was met elsewhere, kept before the stacks of all threads.
         """
         begun = self._begun if self._watching.locked() else self._between()
-        return self._capture(begun, Seen(), None, {"reason": why})
+        logs = {"reason": why} | ({"traceback": f"{trace}\n{stacks()}"} if trace else {})
+        return self._capture(begun, Seen(), None, logs)
 
     def _between(self) -> Begun | None:
         if (donor := self._flights.donor) is None:

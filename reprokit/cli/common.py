@@ -144,7 +144,7 @@ class Reporter:
 
 def headline(incident: incidents.Incident, as_json: bool) -> None:
     """First line of a verb; not on stdout where that belongs to JSON."""
-    (err if as_json else out()).print(escape.line(texts.headline(incident.manifest)), markup=False)
+    (err if as_json else out()).print(escape.line(texts.headline(incident)), markup=False)
 
 
 def reduction_lines(found: Reduction) -> list[str]:

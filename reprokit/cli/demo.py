@@ -51,7 +51,7 @@ def _print(made: demonstration.Demo) -> None:
         return
     assert made.reduction.path
     smallest = Incident.open(made.reduction.path)
-    console.print(texts.headline(made.incident.manifest), markup=False, style="bold red")
+    console.print(texts.headline(made.incident), markup=False, style="bold red")
     console.print(f"  captured  {demonstration.sizes(made.incident)}", markup=False)
     console.print(f"  reduced   {demonstration.sizes(smallest)}", markup=False)
     for line in common.reduction_lines(made.reduction):

@@ -179,7 +179,9 @@ def _escalated(
 
 
 def _is_worth_reducing(found: Replay, subject: pipeline.Subject | None) -> bool:
-    return found.verdict is Verdict.REPRODUCIBLE and subject is not None and not subject.incident.manifest.certificate
+    if subject is None or found.verdict is not Verdict.REPRODUCIBLE:
+        return False
+    return subject.incident.manifest.signature is not None and not subject.incident.manifest.certificate
 
 
 def _asked(

@@ -34,7 +34,7 @@ def values(
         "name": name,
         "id": manifest.id,
         "parent": manifest.parent if manifest.certificate else None,  # of one with more evidence it is no reduction
-        "headline": texts.headline(manifest),
+        "headline": texts.headline(incident),
         "frequency": texts.frequency(replay),
         "run": f"tar --zstd -xf {quoted} && cd {name}\n./run.sh           # with Docker\n./run.sh --trust   # without: "
         "runs the code in this bundle as you",
@@ -44,6 +44,7 @@ def values(
         "notes": reductions.notes(reduction),
         "findings": reductions.sections(reduction),
         "reduced": reduction is not None,
+        "failed": manifest.signature is not None,
         "entrypoint": manifest.entrypoint,
         "step": manifest.step,
         "commit": manifest.commit,

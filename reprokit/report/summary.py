@@ -27,7 +27,6 @@ LONGEST = 200  # characters of one value
 
 def incident_panel(incident: Incident) -> RenderableType:
     """What `reprokit show` prints, but for the next step: a command must not be wrapped as all else may be."""
-    manifest = incident.manifest
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
@@ -36,19 +35,27 @@ def incident_panel(incident: Incident) -> RenderableType:
     parts: list[RenderableType] = [rows]
     if tail := (texts.traceback(incident) or texts.stuck(incident)).splitlines()[-LINES:]:
         parts += [Text(), Text(escape.plain("\n".join(tail)), style="dim", overflow="ellipsis", no_wrap=True)]
-    title = Text(escape.line(texts.headline(manifest)), style="bold red" if manifest.signature else "bold green")
+    title = Text(escape.line(texts.headline(incident)), style="bold red" if _failed(incident) else "bold green")
     return Panel(Group(*parts), title=title, title_align="left", padding=(1, 2))
 
 
 def next_step(incident: Incident, path: Path | str) -> tuple[str, ...]:
     """The words of the command that comes after looking at it. path: what the user called it."""
+    if incident.manifest.signature is None and (told := texts.smoked(incident)) and told.again:
+        return told.again
     if works(incident)["replay"]:
         return ("reprokit", "bundle", str(path))
-    return ("reprokit", "replay", str(path)) if incident.manifest.certificate else reduce_it(path)
+    failing = incident.manifest.signature is not None and not incident.manifest.certificate
+    return reduce_it(path) if failing else ("reprokit", "replay", str(path))
 
 
 def reduce_it(path: Path | str) -> tuple[str, ...]:
     return ("reprokit", "reduce", str(path), "-o", "reduced")
+
+
+def _failed(incident: Incident) -> bool:
+    """The step, or a gate that was asked of it."""
+    return incident.manifest.signature is not None or texts.smoked(incident) is not None
 
 
 def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
@@ -57,7 +64,9 @@ def _facts(incident: Incident) -> Iterable[tuple[str, str]]:
     yield "incident", f"{incident.name}  {manifest.id[:12]}"
     if manifest.signature and manifest.signature.message:
         yield "message", manifest.signature.message
-    if asked := texts.log(incident, "reason.txt"):
+    if note := texts.smoked(incident):
+        yield f"smoke {note.gate}", "\n".join(note.said)
+    elif asked := texts.log(incident, "reason.txt"):
         yield "asked for", asked
     yield "symptoms", some([f"{one.kind} at {one.where}" for one in manifest.symptoms], ITEMS) or "none"
     yield "batch", texts.shape(lengths)

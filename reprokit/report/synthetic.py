@@ -52,7 +52,7 @@ def script(incident: Incident) -> str:
         {
             **values,
             "generator": Path(generate.__file__).read_text("utf-8").strip(),
-            "headline": texts.headline(incident.manifest),
+            "headline": texts.headline(incident),
             "incident": incident.manifest.id[:12],
         },
     )

@@ -11,13 +11,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from reprokit.errors import BadInput
+from reprokit.errors import BadInput, some
 from reprokit.failure import Kind, Signature
 from reprokit.incident import Incident, Manifest
 from reprokit.layout import Layout
 from reprokit.replay.escalated import SUMMARY as ESCALATION
 from reprokit.replay.sentence import named
 from reprokit.replay.verdict import at_most, percent
+from reprokit.smoke.note import Note, read
 
 EXPECTED = {
     Kind.EXCEPTION: "The step finishes without an exception.",
@@ -46,9 +47,17 @@ def where(signature: Signature | None) -> str:
     return f"{signature.exception} at {signature.where}{function}"
 
 
-def headline(manifest: Manifest) -> str:
-    """`where`, and at which step."""
+def headline(incident: Incident) -> str:
+    """`where`, and at which step; of a step in which nothing but a gate failed, which one."""
+    manifest = incident.manifest
+    if manifest.signature is None and (told := smoked(incident)):
+        return f"smoke gate {told.gate} failed at step {manifest.step}: {some(told.checks, 2)}"
     return f"{where(manifest.signature)}, step {manifest.step}"
+
+
+def smoked(incident: Incident) -> Note | None:
+    """What a smoke gate said of it; None where none did."""
+    return read(log(incident, "reason.txt"))
 
 
 def sizes(incident: Incident) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from reprokit.capture.logs import one_line
 from reprokit.errors import BadInput, ReprokitError
-from reprokit.failure import exception_signature
+from reprokit.smoke import loaders
+from reprokit.smoke.clock import Overdue, standing
 from reprokit.smoke.gate import LAPS, OPENING, Finding, Subject, Verdict
 from reprokit.smoke.laps import copied
 from reprokit.step import rng
@@ -47,16 +49,13 @@ def _first(loader: Any, subject: Subject) -> tuple[list[_Pair], Finding | None]:
     seconds = subject.clock.patience
     ended = _in_time(lambda: _fetched(loader, pairs), seconds)
     came = list(pairs)  # a thread that hangs may add to them later
-    if ended is None:
-        observed = f"the loader gave no batch {len(came) + 1} in {seconds:g} s"
-        return came, _failed(
-            observed, "num_workers=0 shows where it hangs; if it is only slow, --hang-after allows more"
-        )
-    if ended.error is not None:
-        signature = exception_signature(ended.error, phase="forward", roots=subject.roots)
-        where = f" ({signature.function})" if signature.function else ""
-        observed = f"the loader raised {one_line(ended.error)}{where}, for batch {len(came) + 1}"
-        return came, _failed(observed, "num_workers=0 shows more of where")
+    if (error := ended.error) is not None:
+        which = f"batch {len(came) + 1}"
+        late = isinstance(error, Overdue)
+        observed = f"the loader gave no {which} in {seconds:g} s" if late else f"the loader raised {one_line(error)}"
+        observed += loaders.where(error, subject.roots) + ("" if late else f", for {which}")
+        trace = "".join(traceback.format_exception(error))
+        return came, replace(_failed(observed, loaders.advice(error)), trace=trace)
     if not came and not ended.trouble:
         return came, _failed("the loader gives no batch", "check what it reads from, its batch size and drop_last")
     return came, ended.trouble
@@ -96,9 +95,9 @@ class _Ended:
     error: BaseException | None = None
 
 
-def _in_time(fetch: Callable[[], Finding | None], seconds: float) -> _Ended | None:
-    """None where it takes too long: a worker that is stuck never says so. Such a thread ends with the process. Raises
-    what is no word about batches."""
+def _in_time(fetch: Callable[[], Finding | None], seconds: float) -> _Ended:
+    """Overdue where it takes too long: a worker that is stuck never says so. Such a thread ends with the process.
+    Raises what is no word about batches."""
     ended = list[_Ended]()
 
     def work() -> None:
@@ -112,7 +111,8 @@ def _in_time(fetch: Callable[[], Finding | None], seconds: float) -> _Ended | No
     thread.join(seconds)
     if ended and isinstance(ended[0].error, ReprokitError | KeyboardInterrupt):
         raise ended[0].error
-    return ended[0] if ended else None
+    assert thread.ident is not None
+    return ended[0] if ended else _Ended(error=standing(thread.ident, seconds))
 
 
 def _timed(loader: Any) -> Iterator[_Pair]:

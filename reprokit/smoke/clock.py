@@ -97,18 +97,24 @@ class Clock:
                 self._told = since  # once: what is interrupted may take its time to clean up
                 signal.pthread_kill(main, _SIGNAL)
             elif self._late(since) >= self.patience and self.stuck:
-                frame = sys._current_frames()[main]
-                self.stuck(self._overdue(frame).with_traceback(_traceback(frame)))
+                self.stuck(standing(main, self.patience + self._more))
                 return
 
     def _heard(self, _: int, frame: FrameType | None) -> None:
         if self._late(self._since) >= 0:
-            raise self._overdue(frame)
+            raise _overdue(self.patience + self._more, frame)
 
-    def _overdue(self, frame: FrameType | None) -> Overdue:
-        code = frame.f_code if frame else None
-        place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}" if frame and code else "its end"
-        return Overdue(self.patience + self._more, place)
+
+def standing(thread: int, seconds: float) -> Overdue:
+    """As if it had been raised where another thread stands, which goes on."""
+    frame = sys._current_frames().get(thread)
+    return _overdue(seconds, frame).with_traceback(_traceback(frame))
+
+
+def _overdue(seconds: float, frame: FrameType | None) -> Overdue:
+    code = frame.f_code if frame else None
+    place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}" if frame and code else "its end"
+    return Overdue(seconds, place)
 
 
 def _traceback(frame: FrameType | None) -> TracebackType | None:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, ClassVar
 
 from reprokit.capture.source import find_root
-from reprokit.failure import exception_signature
+from reprokit.failure import place
 from reprokit.harness import Harness
 from reprokit.smoke.clock import Clock, Overdue
 from reprokit.step import rng
@@ -25,7 +26,7 @@ from reprokit.step.load import build_harness
 from reprokit.step.probe import phase_of
 
 OPENING = "opening"  # stands in the place of a gate where none could ask yet
-HANGS = "it comes to an end"
+HANGS, RAISES = "it comes to an end", "the step does not raise"
 _BECAUSE = "not applicable, because "
 LAPS = 2  # batches that each gate looks at: what is right once may be a state that the first step leaves
 
@@ -49,6 +50,7 @@ class Finding:
     measured: Mapping[str, float] = field(default_factory=dict)  # for programs, and on success too
     lap: int = 1  # the batch that shows it, which an incident of it holds
     batch: Any = field(default=None, repr=False, compare=False)  # or this one, where a gate made it
+    trace: str = field(default="", repr=False, compare=False)  # of what was raised: how Python tells it
 
     @property
     def because(self) -> str:
@@ -74,6 +76,7 @@ class Subject:
     times: Sequence[Mapping[str, Any]] = ()  # of each batch, entry -> its frames' indices, where the loader tells them
     opening: Sequence[Finding] = ()  # what failed before a gate could ask
     clock: Clock = field(default_factory=Clock, compare=False)  # of each build and each step
+    command: Sequence[str] = ()  # that asks all gates of it again; empty where none does
 
     @property
     def roots(self) -> list[Path]:
@@ -88,28 +91,41 @@ class Subject:
         rng.seed(self.seed)
         self.clock.begins()
         harness = build_harness(self.build, self.entrypoint, copy.deepcopy(self.config))
-        if self.clock.seconds is not None:
-            harness.step = _begun(harness.step, self.clock)
+        harness.step = _Counted(harness.step, self.clock)
         return harness
 
 
-def _begun(step: Callable[[Any], Any], clock: Clock) -> Callable[[Any], Any]:
-    def begun(batch: Any) -> Any:
-        clock.begins()
-        return step(batch)
+class _Counted:
+    """A step that knows how often it was called since its harness was built."""
 
-    return begun
+    def __init__(self, step: Callable[[Any], Any], clock: Clock) -> None:
+        self._step, self._clock = step, clock
+        self.calls = 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        self._clock.begins()
+        return self._step(batch)
+
+
+def call_of(error: BaseException) -> tuple[int, Any]:
+    """The call of the step that raised this, from 1, and what it was given. What comes after a call, as a backward
+    pass, tells neither: LAPS, or a call before that."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code is _Counted.__call__.__code__:
+            return frame.f_locals["self"].calls, frame.f_locals["batch"]
+    return LAPS, None
 
 
 def hangs(gate: str, overdue: Overdue, roots: Sequence[Path]) -> Finding:
-    """What was interrupted, with the user's function that it was in, and the line where it stood."""
-    signature = exception_signature(overdue, phase=phase_of(overdue), roots=roots)
-    where = f" ({signature.function or signature.where})"
+    """What was interrupted, where it stood, and where in the user's code that is."""
+    phase = phase_of(overdue)
+    where = place(overdue, phase=phase, roots=roots) or phase
     return Finding(
         gate=gate,
         check=HANGS,
         expected=f"each build and each step within {overdue.seconds:g} s",
-        observed=f"{overdue}{where}",
+        observed=str(overdue) if str(overdue).endswith(f" {where}") else f"{overdue} ({where})",
         verdict=Verdict.FAILED,
         advice="an incident of it has the stacks of all threads; if it is only slow, --hang-after allows more",
         lap=LAPS,  # or one before that

@@ -18,7 +18,7 @@ from reprokit.capture.source import find_root
 from reprokit.errors import BadInput, ReprokitError
 from reprokit.harness import Harness
 from reprokit.smoke import batches
-from reprokit.smoke.clock import Clock, Overdue
+from reprokit.smoke.clock import LIMIT, Clock, Overdue
 from reprokit.smoke.gate import OPENING, Subject, hangs
 from reprokit.step.load import load_entrypoint
 
@@ -49,7 +49,16 @@ def opened(
             f"{entrypoint}: loading it: {overdue}; put its work under `if __name__ == '__main__':`, or allow more with "
             "--hang-after"
         ) from overdue
-    subject = Subject(build=build, config=values, entrypoint=name, batches=(), seed=seed, out=out, clock=clock)
+    subject = Subject(
+        build=build,
+        config=values,
+        entrypoint=name,
+        batches=(),
+        seed=seed,
+        out=out,
+        clock=clock,
+        command=_command(entrypoint, config, seed, clock),
+    )
     try:
         with clock.watching():
             harness = _built(subject)
@@ -91,6 +100,15 @@ def _defaults(build: Callable[[Any], Harness], entrypoint: str) -> Any:
     if not callable(default):
         raise BadInput(f"{entrypoint}: no --config, and its module has no {DEFAULT}(); give --config FILE")
     return default()
+
+
+def _command(entrypoint: str, config: Path | None, seed: int, clock: Clock) -> tuple[str, ...]:
+    """As somebody may type it where this one was typed."""
+    words = ["reprokit", "smoke", entrypoint]
+    words += [] if config is None else ["--config", str(config)]
+    words += ["--seed", str(seed)] if seed else []
+    words += [] if clock.seconds in (None, LIMIT) else ["--hang-after", f"{clock.seconds:g}"]
+    return tuple(words)
 
 
 def _built(subject: Subject) -> Harness:

@@ -8,19 +8,20 @@ seen nothing. And where nothing passed because nothing could be asked, that is n
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reprokit.capture.logs import one_line
 from reprokit.errors import BadInput
-from reprokit.failure import Signature, exception_signature
+from reprokit.failure import Signature, exception_signature, place
 from reprokit.progress import Progress, Silence
 from reprokit.smoke import incidents
 from reprokit.smoke.clock import Overdue
-from reprokit.smoke.gate import HANGS, OPENING, Finding, Gate, Subject, Verdict, hangs
+from reprokit.smoke.gate import HANGS, OPENING, RAISES, Finding, Gate, Subject, Verdict, call_of, hangs
 from reprokit.smoke.gates.extremes import Extremes
 from reprokit.smoke.gates.gradients import Gradients
 from reprokit.smoke.gates.leakage import Leakage
@@ -185,13 +186,17 @@ def _after(gate: Gate, hung: str) -> Finding:
 
 
 def _broke(gate: Gate, subject: Subject, error: BaseException, raised: dict[Signature, str]) -> Finding:
-    signature = exception_signature(error, phase=phase_of(error), roots=subject.roots)
-    check, where = "the step does not raise", signature.function or signature.where
+    phase = phase_of(error)
+    signature = exception_signature(error, phase=phase, roots=subject.roots)
     if first := raised.get(signature):
-        return gate.not_applicable(check, f"the step raises {type(error).__name__} in {where}: see {first}")
+        where = signature.function or signature.where
+        return gate.not_applicable(RAISES, f"the step raises {type(error).__name__} in {where}: see {first}")
     raised[signature] = gate.name
-    observed = f"{one_line(error)} ({where})"
-    return gate.failed(check, "no exception", observed, "mend it first: nothing else was seen of this gate")
+    call, batch = call_of(error)
+    observed = f"{one_line(error)} ({place(error, phase=phase, roots=subject.roots) or phase})"
+    advice = "mend it first: what this gate asks after that was not asked"
+    found = gate.failed(RAISES, "no exception", observed, advice)
+    return replace(found, lap=call, batch=batch, trace="".join(traceback.format_exception(error)))
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def made(tmp_path, fill):
     """made(**changes) -> the folder of an incident whose script or entrypoint may be changed; script: how the text is
     edited."""
 
-    def make(script=lambda script: script, entrypoint="train.py:build", bad=True, name="incident", config="{}\n"):
+    def make(
+        script=lambda script: script, entrypoint="train.py:build", bad=True, name="incident", config="{}\n", failed=True
+    ):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -38,7 +40,7 @@ def made(tmp_path, fill):
             draft.write_text("source/tree/train.py", script(SCRIPT))
             return draft.publish(
                 name,
-                signature=Signature(kind=Kind.NONFINITE_LOSS, where="loss"),
+                signature=Signature(kind=Kind.NONFINITE_LOSS, where="loss") if failed else None,
                 step=1,
                 entrypoint=entrypoint,
                 layout={"x": "b t d"},

@@ -25,6 +25,12 @@ def test_after_show_and_replay(cli, path):
     assert next_of(cli("replay", path, "--engine", "inline", "-n", "1")[1]) == reduce
 
 
+def test_what_somebody_captured_by_hand_is_run_again_and_not_reduced(cli, made):
+    path = made(bad=False, failed=False)
+    assert next_of(cli("show", path)[1]) == ["reprokit", "replay", str(path)]
+    assert "reduce" not in cli("replay", path, "--engine", "inline", "-n", "1")[1]
+
+
 @pytest.mark.slow
 def test_after_reduce_locate_and_bundle(cli, path, tmp_path):
     out = tmp_path / "re duced"

@@ -1,3 +1,4 @@
+import re
 import threading
 from dataclasses import replace
 
@@ -6,9 +7,10 @@ import torch
 
 from reprokit.harness import Harness
 from reprokit.smoke import meters
-from reprokit.smoke.clock import Clock
+from reprokit.smoke.clock import Clock, Overdue
 from reprokit.smoke.gates import resources
 from reprokit.smoke.gates.resources import Resources, fetch
+from reprokit.smoke.loaders import advice, where
 
 from .small import changed, config, failed, plain, rows, skipped, subject
 
@@ -150,8 +152,10 @@ def test_a_loader_that_is_stuck_fails_after_its_deadline(after):
         found = rows(Resources(), asked)
     finally:
         loader.released.set()
-    assert failed(found) == [BATCH] and f"batch {after + 1} has not come in 0.2 s" == found[BATCH].observed
-    assert "num_workers=0" in found[BATCH].advice and "this changes the experiment" in found[BATCH].advice
+    assert failed(found) == [BATCH]
+    place = r"\(\S*test_resources.py:\d+ in __iter__\)"
+    assert re.fullmatch(rf"batch {after + 1}: has not come in 0.2 s {place}", found[BATCH].observed)
+    assert "num_workers" not in found[BATCH].advice and "--hang-after" in found[BATCH].advice
 
 
 class Waiting(torch.utils.data.Dataset):
@@ -168,8 +172,10 @@ class Waiting(torch.utils.data.Dataset):
 def test_workers_that_are_stuck_are_seen_and_none_is_without_them():
     loaders = [torch.utils.data.DataLoader(Waiting(), num_workers=workers) for workers in (1, 0)]
     stuck, alive = (fetch(loader, stuck_after=3.0) for loader in loaders)
-    assert stuck.stuck and not stuck.seconds
-    assert not alive.stuck and len(alive.seconds) == 4
+    assert isinstance(stuck.error, Overdue) and not stuck.seconds
+    assert where(stuck.error, []) == " (its workers are waited for)"
+    assert "num_workers=0" in advice(stuck.error) and "this changes the experiment" in advice(stuck.error)
+    assert alive.error is None and len(alive.seconds) == 4
 
 
 @pytest.mark.parametrize(

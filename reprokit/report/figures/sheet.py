@@ -39,7 +39,7 @@ def contact_sheet(batch: Any, layout: Layout, reduction: Json | None, out: Path)
 def sheet_of(incident: Incident, parent: Incident | None, out: Path) -> Path:
     """Draw the batch of an incident. Of a reduction the whole batch, if its parent is given; else what is left of it,
     under its original indices. Raises BadInput where `parent` is not what the incident was reduced from."""
-    certificate, title = incident.manifest.certificate, texts.headline(incident.manifest)
+    certificate, title = incident.manifest.certificate, texts.headline(incident)
     layout = Layout.parse((parent or incident).manifest.layout)
     told = _Told(title=title, head=certificate, marks=certificate)
     if parent is not None:

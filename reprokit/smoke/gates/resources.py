@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -21,9 +22,10 @@ import torch
 from reprokit.capture.logs import one_line
 from reprokit.failure import Kind, exception_signature
 from reprokit.harness import Harness
-from reprokit.smoke import meters
+from reprokit.smoke import loaders, meters
 from reprokit.smoke.bench import eager, update
 from reprokit.smoke.clips import tokens_in
+from reprokit.smoke.clock import Overdue, standing
 from reprokit.smoke.encoders import encoders, no_encoder
 from reprokit.smoke.gate import OPENING, Finding, Gate, Subject
 from reprokit.smoke.laps import copied
@@ -121,11 +123,12 @@ class Resources(Gate):
         with subject.clock.longer(BATCHES * seconds_each):  # it waits in a way of its own, for a thread
             fetched = fetch(loader, seconds_each)
         which = f"batch {len(fetched.seconds) + 1}"
-        advice = f"num_workers=0 shows where ({_CHANGED}: workers have generators of their own)"
-        if fetched.error is not None:
-            return self.failed(check, expected, f"{which}: {one_line(fetched.error)[:_LONGEST]}", advice)
-        if fetched.stuck:
-            return self.failed(check, expected, f"{which} has not come in {seconds_each:g} s", advice)
+        if (error := fetched.error) is not None:
+            late = f"has not come in {seconds_each:g} s"
+            said = late if isinstance(error, Overdue) else one_line(error)[:_LONGEST]
+            observed = f"{which}: {said}{loaders.where(error, subject.roots)}"
+            found = self.failed(check, expected, observed, loaders.advice(error))
+            return replace(found, trace="".join(traceback.format_exception(error)))
         if not fetched.seconds:
             return self.failed(check, expected, "the loader ends before its first batch", "check what it reads from")
         first, usual = fetched.seconds[0], median(fetched.seconds[1:] or fetched.seconds)
@@ -149,8 +152,7 @@ class Fetched:
     """What a loader gave."""
 
     seconds: list[float]  # for each batch
-    stuck: bool = False  # the next one did not come in time
-    error: BaseException | None = None
+    error: BaseException | None = None  # Overdue: the next one did not come in time
 
 
 def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
@@ -158,7 +160,8 @@ def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
     such a thread stays behind, and ends with the process."""
     come: queue.SimpleQueue[tuple[float, BaseException | None] | None] = queue.SimpleQueue()
     enough = threading.Event()
-    threading.Thread(target=_iterate, args=(loader, come, enough), daemon=True).start()
+    thread = threading.Thread(target=_iterate, args=(loader, come, enough), daemon=True)
+    thread.start()
     fetched, began = Fetched(seconds=[]), perf_counter()
     try:
         while len(fetched.seconds) < BATCHES:
@@ -172,7 +175,8 @@ def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
                 break
             fetched.seconds.append(seconds)
     except queue.Empty:
-        fetched.stuck = True
+        assert thread.ident is not None
+        fetched.error = standing(thread.ident, stuck_after)
     enough.set()
     return fetched
 
