@@ -23,6 +23,7 @@ from reprokit import _yaml, tree
 from reprokit.capture import black_box as box
 from reprokit.capture import loaders
 from reprokit.capture.begun import Begun
+from reprokit.capture.brief import Brief
 from reprokit.capture.built import difference, parts_of
 from reprokit.capture.disk import Disk
 from reprokit.capture.entrypoint import name_of
@@ -132,7 +133,7 @@ class Recorder:
         self._ranks = Ranks(self._writer, self._history)
         self._signals = Signals(busy=self._writer.busy, finish=self._writer.finish)
         self._box = box.BlackBox(black_box, of_run)
-        self._rehearsals = Rehearsals(harness, rehearse)
+        self._rehearsals = Rehearsals(harness, rehearse, of_run.out)
         self._flights = Flights(
             harness,
             detectors.of_run(limits),
@@ -182,7 +183,7 @@ class Recorder:
     @property
     def rehearsed(self) -> int:
         """How many steps were shown to replay."""
-        return self._rehearsals.shown
+        return len(self._rehearsals.shown)
 
     def checkpoint(self, path: str | Path, step: int | None = None) -> None:
         """The loop has written a checkpoint, after this step (by default the last). With `state="checkpoint"`, what it
@@ -192,7 +193,8 @@ class Recorder:
     def settle(self) -> None:
         """Judge every step so far, waiting for its numbers: what is saved then has all their updates. Raises
         IncidentCaptured."""
-        self._settle(wait=True)
+        with Brief():
+            self._settle(wait=True)
 
     def step(self, batch: Any) -> Any:
         """Run `harness.step` on a batch and all that belongs to the step; returns what it returned, or None where it
@@ -201,7 +203,7 @@ class Recorder:
         Raises IncidentCaptured where the step failed quietly, and what the step itself raises.
         """
         result = None
-        with self._watched(batch) as probe:
+        with Brief(), self._watched(batch) as probe:
             result = run(self._harness, batch, probe, micro=self._flights.micro)
         return self._recovery.result(self.steps, result)
 
@@ -211,7 +213,7 @@ class Recorder:
 
         Raises IncidentCaptured at its end where the step failed quietly, and what the loop itself raises.
         """
-        with self._watched(batch, ours=False) as probe:
+        with Brief(), self._watched(batch, ours=False) as probe:
             yield Watch(probe)
 
     def capture(self, why: str, trace: str = "") -> Path | None:
@@ -300,7 +302,7 @@ class Recorder:
         try:
             self._settle(wait=True)
         except IncidentCaptured as late:
-            return late
+            return late.with_traceback(None)
         return None
 
     def _settle(self, *, wait: bool = False) -> None:
@@ -323,7 +325,8 @@ class Recorder:
         self._flights.healthy(flight)
         if (begun := flight.begun) is None:
             return
-        for line in self._rehearsals.after(lambda out: self._writer.write_to(out, self._snapshot(begun), flight.probe)):
+        write = lambda out: self._writer.write_to(out, self._snapshot(begun), flight.probe)
+        for line in self._rehearsals.after(flight.number, write):
             self._finding(line)
             self._history.doubt(line)
 

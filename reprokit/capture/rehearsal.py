@@ -32,17 +32,18 @@ log = logging.getLogger("reprokit")
 
 
 class Rehearsals:
-    """Of the first healthy steps of a run. wanted: "auto" does while the state is small."""
+    """Of the first healthy steps of a run. wanted: "auto" does while the state is small. out: of the incidents."""
 
-    def __init__(self, harness: Harness, wanted: bool | Literal["auto"]) -> None:
+    def __init__(self, harness: Harness, wanted: bool | Literal["auto"], out: Path) -> None:
         size = _state_bytes(harness)
         if wanted == "auto" and size >= BELOW:
             log.warning("no rehearsal: the state has %.1f GB; Recorder(rehearse=True) does it all the same", size / 1e9)
             wanted = False
         self._left = STEPS if wanted else 0
-        self.shown = 0  # steps that replayed
+        self._out = out
+        self.shown: list[int] = []  # steps that replayed
 
-    def after(self, write: Callable[[Path], Path]) -> list[str]:
+    def after(self, step: int, write: Callable[[Path], Path]) -> list[str]:
         """A healthy step has ended: what of it does not replay, a line each. Never raises."""
         if self._left and in_company():
             log.info("no rehearsal: a step of several ranks is not run beside them")
@@ -54,7 +55,11 @@ class Rehearsals:
         except Exception as trouble:
             findings = [f"the rehearsal broke: {one_line(trouble)}"]
         self._left = 0 if findings else self._left - 1  # what is known to be wrong need not be shown twice
-        self.shown += not findings
+        if not findings:
+            self.shown.append(step)
+        if len(self.shown) == STEPS:  # the one sign of life of a recorder that finds nothing
+            steps = " and ".join(map(str, self.shown))
+            log.info("steps %s replay bit for bit in a fresh process; incidents go to %s", steps, self._out)
         return findings
 
 

@@ -28,7 +28,7 @@ def project(tmp_path, monkeypatch):
     """project(name): the module of a block."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(Rehearsals, "after", lambda self, write: [])  # the adapters' own tests have it
+    monkeypatch.setattr(Rehearsals, "after", lambda self, *_: [])  # the adapters' own tests have it
 
     def load(name):
         (tmp_path / f"{name}.py").write_text(blocks()[name])
