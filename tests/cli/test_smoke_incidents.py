@@ -71,6 +71,19 @@ def test_a_step_that_raises_at_its_second_call_leaves_that_exception(cli, smoked
     assert following[:2] == ["reprokit", "reduce"]
 
 
+@pytest.mark.parametrize(
+    ("spoils", "gate", "step"),
+    [
+        ("if len(calls) == 2: loss.register_hook(lambda gradient: {}['lss'])", "gradients", 2),  # in its backward pass
+        ("if len(calls) == 5: {}['lss']", "resources", 5),  # after all batches that the gates took
+    ],
+)
+def test_the_call_that_raised_is_the_one_that_its_incident_holds(smoked, spoils, gate, step):
+    _, paths = smoked(spoils, "--only", gate)
+    raised = [found for found in map(Incident.open, paths) if found.manifest.signature]
+    assert [(found.manifest.signature.exception, found.manifest.step) for found in raised] == [("KeyError", step)]
+
+
 def test_an_exception_that_does_not_come_again_is_kept_all_the_same(smoked):
     once = "if len(calls) == 2 and not torch.__dict__.get('met'): torch.met = True; open('https://me:hunter2hunter2@there')"
     try:

@@ -126,6 +126,7 @@ def test_why_there_are_no_batches(script, tmp_path, loader, why):
     assert subject.batches == ()
     assert subject.no_batches.startswith(why)
     assert [one.observed for one in subject.opening] == ([] if loader[-4:] == "None" else [subject.no_batches])
+    assert all("num_workers" not in one.advice for one in subject.opening)  # there are none
 
 
 SECOND = {

@@ -158,6 +158,22 @@ def test_a_loader_that_is_stuck_fails_after_its_deadline(after):
     assert "num_workers" not in found[BATCH].advice and "--hang-after" in found[BATCH].advice
 
 
+class Raising(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError("clip")
+
+
+@pytest.mark.slow
+def test_to_do_without_workers_is_advised_where_a_worker_raised():
+    by_worker, here = (fetch(torch.utils.data.DataLoader(Raising(), num_workers=workers), 60.0) for workers in (1, 0))
+    assert "clip" in str(by_worker.error) and "num_workers=0" in advice(by_worker.error)
+    assert "clip" in str(here.error) and "num_workers" not in advice(here.error)
+    assert re.search(r"test_resources.py:\d+ in __getitem__\)", where(here.error, []))
+
+
 class Waiting(torch.utils.data.Dataset):
     def __len__(self):
         return 4

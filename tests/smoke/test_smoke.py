@@ -159,6 +159,19 @@ def test_a_batch_that_a_gate_made_is_the_one_that_its_incident_holds(mutants, tm
     assert incident.manifest.signature.kind == "nonfinite_loss"
 
 
+def test_a_step_that_raises_on_what_a_gate_made_leaves_that_batch(mutants, tmp_path):
+    class Asks(Says):
+        def look(self, subject):
+            batch = subject.batches[0]
+            subject.harness().step({**batch, "local": batch["local"][:, :, :, :2]})  # a channel is missing
+
+    report = smoke(replace(mutants.subject(), out=tmp_path), [Asks()])
+    ((_, path),) = report.incidents
+    incident = Incident.open(path)
+    assert incident.manifest.signature.exception == "RuntimeError"
+    assert incident.batch()["local"].shape[3] == 2
+
+
 def test_why_a_failure_is_not_captured_is_said(plain, tmp_path):
     subject = plain.subject(batches=[], out=tmp_path)
     report = smoke(subject, [Says(BAD)])
