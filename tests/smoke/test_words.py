@@ -16,8 +16,7 @@ from reprokit.smoke.words import counted
 
 from .small import plain, rows, subject
 
-BATCH, MEMORY = "time of a batch", "memory of a step"
-APART = "outputs of net tell samples apart"
+BATCH, APART = "time of a batch", "outputs of net tell samples apart"
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 laps"), (1, "1 lap"), (2, "2 laps"), (1200, "1,200 laps")])
@@ -71,6 +70,13 @@ def test_that_training_waits_is_told_where_it_matters(monkeypatch, step, batch, 
     monkeypatch.setattr(resources, "fetch", lambda loader, after: resources.Fetched(seconds=[batch] * 3))
     found = rows(Resources(), plain(lambda net, x: net(x).square().mean(), loader=[1]))[BATCH]
     assert ("training waits" in found.observed) is waits
+
+
+@pytest.mark.parametrize(("batch", "said"), [(0.0000012, "under 0.01 ms,"), (0.0000123, "0.0123 ms,"), (2.5, "2.5 s,")])
+def test_a_time_that_a_clock_hardly_sees_has_no_digits(monkeypatch, batch, said):
+    monkeypatch.setattr(resources, "fetch", lambda loader, after: resources.Fetched(seconds=[batch] * 3))
+    asked = plain(lambda net, x: net(x).square().mean(), loader=[1])
+    assert rows(Resources(), asked)[BATCH].observed.startswith(said)
 
 
 @pytest.mark.parametrize(("samples", "judged"), [(4, False), (8, True)])

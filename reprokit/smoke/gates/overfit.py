@@ -170,7 +170,8 @@ class Overfit(Gate):
         if one.spread:
             numbers |= {"spread": one.spread[-1], "spread_before": one.spread[0]}
             moved = f"{moved}, {_number(one.spread[0])} to {_number(one.spread[-1])} in all"
-        observed = f"{moved}; in {after.dimensions:.5g} dimensions" + ("" if counts else _uncounted(one.samples))
+        dimensions = f"{after.dimensions:.5g}" if counts else f"{after.dimensions:.3g}"
+        observed = f"{moved}; in {dimensions} dimensions" + ("" if counts else _uncounted(one.samples))
         one_point = after.deviation < max(least, before.deviation / WIDEST)
         one_line = counts and after.dimensions < LINE
         if not (one_point or one_line or self._shrinks(one.spread)):

@@ -264,4 +264,6 @@ def _size(count: float, least: int = 1) -> str:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 1e-5:
+        return "under 0.01 ms"
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
