@@ -53,9 +53,11 @@ def test_a_pipe_is_written_into_and_one_that_nobody_reads_is_an_error(tmp_path):
     read, reader = [], os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
     with os.fdopen(reader, "rb") as file:
+        writer = os.open(tmp_path / "pipe", os.O_WRONLY)  # without any, who reads too early is at the end
         thread = threading.Thread(target=lambda: read.append(file.read()))
         thread.start()
         _files.write_out(tmp_path / "pipe", b"x" * 2**20)
+        os.close(writer)
         thread.join()
     assert read == [b"x" * 2**20]
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

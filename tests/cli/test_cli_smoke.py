@@ -153,11 +153,11 @@ def test_junit_that_cannot_be_written_does_not_cost_the_answer(cli, script, tmp_
 
 
 def test_a_step_that_hangs_fails_with_its_place_and_an_incident(cli, hanging, tmp_path):
-    code, out, _ = cli("smoke", hanging(WAITS), *FAST, "--hang-after", "1")
+    code, out, _ = cli("smoke", hanging(WAITS), *FAST, "--hang-after", "5")
     lines = out.strip().splitlines()
     assert code == 1
     assert lines[0].startswith("FAILED  numbers; ")
-    assert "no end after 1 s" in " ".join(out.split())
+    assert "no end after 5 s" in " ".join(out.split())
     (path,) = (tmp_path / "incidents").glob("*-smoke-numbers")
     assert lines[-1] == f"next: reprokit show {path}"
     assert Incident.open(path).manifest.signature.kind == "hang"
@@ -167,18 +167,8 @@ def test_a_hang_while_pictures_are_drawn_is_no_pass(cli, hanging, tmp_path):
     after_the_gates = (
         WAITS.replace("    Path", "    SEEN.append(1)\n    if len(SEEN) < 12: return None\n    Path") + "\nSEEN = []"
     )
-    words = (
-        "smoke",
-        hanging(after_the_gates),
-        "--only",
-        "gradients",
-        "--plots",
-        "pictures",
-        "--hang-after",
-        "2",
-        "--json",
-    )
-    code, out, _ = cli(*words)
+    options = ("--only", "gradients", "--plots", "pictures", "--hang-after", "5", "--json")
+    code, out, _ = cli("smoke", hanging(after_the_gates), *options)
     *_, last = json.loads(out)["findings"]
     assert (code, last["gate"], last["verdict"]) == (1, "plots", "FAILED")
 
@@ -198,7 +188,7 @@ def test_the_steps_that_overfit_judges_are_those_of_the_picture(cli, script, tmp
 def test_nothing_is_drawn_of_a_build_that_hangs_and_that_is_told(cli, script, tmp_path):
     file = tmp_path / script.partition(":")[0]
     file.write_text(SCRIPT.replace("    torch.manual_seed(0)", "    __import__('threading').Event().wait()"))
-    code, out, err = cli("smoke", script, "--plots", "pictures", "--hang-after", "1", "--json")
+    code, out, err = cli("smoke", script, "--plots", "pictures", "--hang-after", "5", "--json")
     assert (code, json.loads(out)["findings"][0]["gate"], "nothing to draw" in err) == (1, "opening", False)
 
 

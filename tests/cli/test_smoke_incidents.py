@@ -118,7 +118,7 @@ def test_a_gate_that_alone_objects_is_named_and_leads_back_to_it(cli, smoked):
 def test_a_loader_that_hangs_says_where_and_its_incident_leads_back(cli, smoked):
     hangs = "            if number == 1: __import__('threading').Event().wait()\n            yield"
     edit = lambda script: script.replace("            yield", hangs)
-    out, paths = smoked("", "--only", "numbers", "--hang-after", "2", edit=edit)
+    out, paths = smoked("", "--only", "numbers", "--hang-after", "5", edit=edit)
     (opening,) = [path for path in paths if path.name.endswith("opening")]
     line = SCRIPT[: SCRIPT.index("            yield")].count("\n") + 1
     assert f".py:{line} in __iter__)" in out
@@ -126,7 +126,7 @@ def test_a_loader_that_hangs_says_where_and_its_incident_leads_back(cli, smoked)
     said, following = shown(cli, opening)
     assert "smoke gate opening failed at step 1: the loader gives batches" in said.splitlines()[0]
     assert f"line {line}, in __iter__" in (opening / "logs" / "traceback.txt").read_text()
-    assert following[-2:] == ["--hang-after", "2"]
+    assert following[-2:] == ["--hang-after", "5"]
 
 
 def test_a_failure_of_the_step_itself_is_reduced(cli, smoked):

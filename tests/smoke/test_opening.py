@@ -139,7 +139,7 @@ SECOND = {
 @pytest.mark.parametrize("what", SECOND)
 def test_a_loader_that_fails_at_its_second_batch_has_failed_and_its_first_is_asked(script, tmp_path, what):
     text = SCRIPT.replace('yield {"x"', SECOND[what])
-    subject = opened(script(text), config(tmp_path), root=tmp_path, clock=Clock(1.0 if what == "hangs" else None))
+    subject = opened(script(text), config(tmp_path), root=tmp_path, clock=Clock(5.0 if what == "hangs" else None))
     assert len(subject.batches) == 1 and not subject.no_batches
     (told,) = subject.opening
     assert "batch 2" in told.observed and told.advice
@@ -157,9 +157,9 @@ def test_a_loader_that_ends_after_one_batch_has_not_failed(script, tmp_path):
 
 def test_a_loader_that_is_stuck_is_given_up(script, tmp_path):
     stuck = SCRIPT.replace('yield {"x"', '__import__("time").sleep(30); yield {"x"')
-    subject = opened(script(stuck), config(tmp_path), root=tmp_path, clock=Clock(0.2))
+    subject = opened(script(stuck), config(tmp_path), root=tmp_path, clock=Clock(2.0))
     assert subject.batches == ()
-    assert "no batch 1 in 0.2 s" in subject.no_batches
+    assert "no batch 1 in 2 s" in subject.no_batches
     assert re.search(r"\(smoked_\w+.py:\d+ in __iter__\)$", subject.no_batches)
     assert "num_workers" not in subject.opening[0].advice
 
