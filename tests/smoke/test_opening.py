@@ -129,9 +129,9 @@ def test_why_there_are_no_batches(script, tmp_path, loader, why):
     assert all("num_workers" not in one.advice for one in subject.opening)  # there are none
 
 
-SECOND = {
+SECOND = {  # what hangs does so for good: later it would draw random numbers in the middle of another test
     "raises": 'yield {"x": torch.rand(2, 4)}; raise OSError("gone"); yield {"x"',
-    "hangs": 'yield {"x": torch.rand(2, 4)}; __import__("time").sleep(30); yield {"x"',
+    "hangs": 'yield {"x": torch.rand(2, 4)}; __import__("threading").Event().wait(); yield {"x"',
     "is empty": 'yield {"x": torch.rand(2, 4)}; yield {}; yield {"x"',
 }
 
@@ -156,7 +156,7 @@ def test_a_loader_that_ends_after_one_batch_has_not_failed(script, tmp_path):
 
 
 def test_a_loader_that_is_stuck_is_given_up(script, tmp_path):
-    stuck = SCRIPT.replace('yield {"x"', '__import__("time").sleep(30); yield {"x"')
+    stuck = SCRIPT.replace('yield {"x"', '__import__("threading").Event().wait(); yield {"x"')
     subject = opened(script(stuck), config(tmp_path), root=tmp_path, clock=Clock(2.0))
     assert subject.batches == ()
     assert "no batch 1 in 2 s" in subject.no_batches
