@@ -4,6 +4,7 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+from reprokit.pipeline import Options
 from reprokit.replay.engines.options import EngineOptions
 
 CLUSTER = {"engine", "inner", "jobs", "ray_address", "store", "partition"}  # of the one around, and for it alone
@@ -25,3 +26,8 @@ def test_a_node_gets_all_of_them_but_those_of_the_cluster():
 def test_they_come_back_from_json_as_they_were():
     for options in (ALL, EngineOptions()):
         assert EngineOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_options_of_a_verb_are_more_and_only_those_of_engines_travel():
+    options = Options(engine="ray", n=3, out=Path("out"), image="i")
+    assert EngineOptions.from_json(options.there("docker").to_json()) == EngineOptions(engine="docker", image="i")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,12 @@ class EngineOptions:
 
     def there(self, inner: str) -> EngineOptions:
         """Those of the engine on a node of a cluster."""
-        return EngineOptions(
-            engine=inner,
-            timeout=self.timeout,
-            match=self.match,
-            image=self.image,
-            base=self.base,
-            wheelhouse=self.wheelhouse,
-            compiler=self.compiler,
-            network=self.network,
-            trust=self.trust,
-        )
+        return replace(self, engine=inner, inner=None, jobs=None, ray_address=None, store=None, partition=None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for another machine."""
-        return asdict(self) | {"wheelhouse": str(self.wheelhouse) if self.wheelhouse else None}
+        """As plain data, for another machine; without what a subclass adds, which is no engine's matter."""
+        data = {field.name: getattr(self, field.name) for field in fields(EngineOptions)}
+        return data | {"wheelhouse": str(self.wheelhouse) if self.wheelhouse else None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineOptions:
