@@ -224,13 +224,12 @@ class Worker:
     def _stop(self) -> None:
         process, self._process = self._process, None
         lifeline, self._lifeline = self._lifeline, None
+        if process is not None:
+            with process:
+                _kill_group(process)
+                process.wait()
         if lifeline is not None:
-            os.close(lifeline)
-        if process is None:
-            return
-        with process:
-            _kill_group(process)
-            process.wait()
+            os.close(lifeline)  # last: it ends the process alone, and what had left its group would be lost to us
 
 
 def _description(answer: Any, where: str) -> dict[str, Any]:
@@ -248,6 +247,7 @@ def _description(answer: Any, where: str) -> dict[str, Any]:
 def _kill_group(process: subprocess.Popen[str]) -> None:
     """Whatever it started as well: while it lives also what has left its group, and where it is gone the group."""
     if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # or it would start more while we look
         below.kill(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

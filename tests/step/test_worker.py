@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -179,6 +180,27 @@ def test_a_crash_is_one_also_while_a_child_of_the_step_lives_on(make_incident):
     with Worker(incident) as worker:
         outcome = worker.evaluate(case(incident), timeout=100)
     assert outcome.signature.kind is Kind.CRASH and outcome.total_seconds < 90
+
+
+def test_what_cut_itself_loose_ends_with_a_process_that_is_stopped(make_incident, tmp_path, monkeypatch):
+    pids = tmp_path / "pids"
+    body = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        f"        open({str(pids)!r}, 'w').write(str(os.getpid()))\n        os.execvp('sleep', ['sleep', '600'])\n"
+        f"    os._exit(0)\nos.wait()\nwhile not os.path.exists({str(pids)!r}): time.sleep(0.01)"
+    )
+    incident = make_incident(body=body)
+    close = os.close
+
+    def slow(descriptor):
+        close(descriptor)
+        time.sleep(0.5)  # as on a machine that has much to do: whatever a closed pipe ends is gone before we go on
+
+    with Worker(incident) as worker:
+        assert worker.evaluate(case(incident)).status is Status.FAIL
+        monkeypatch.setattr("reprokit.step.worker.os.close", slow)
+    left = int(pids.read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 
 
 def test_user_code_has_no_input_to_wait_for(make_incident):
