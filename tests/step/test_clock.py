@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from reprokit.step import clock
 from reprokit.step.case import Case, Variant
 from reprokit.step.clock import ticking
 from reprokit.step.evaluate import Session
@@ -58,6 +59,27 @@ def test_what_other_threads_look_at_moves_nothing_here():
         ended.set()
         looking.join()
     assert {round(after - before, 3) for before, after in pairwise(seen)} == {5.0}
+
+
+def test_what_another_thread_imports_meanwhile_breaks_nothing():
+    def imports():
+        while not ended.is_set():
+            names = [f"imported_meanwhile_{number}" for number in range(200)]
+            for name in names:
+                sys.modules[name] = module
+            for name in names:
+                del sys.modules[name]
+
+    module, ended = ModuleType("meanwhile"), threading.Event()
+    importing, interval = threading.Thread(target=imports), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    importing.start()
+    try:
+        assert all(time in clock._modules() for _ in range(500))
+    finally:
+        ended.set()
+        importing.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_step_that_reads_the_clock_is_decided_by_it(make_incident):
