@@ -22,6 +22,7 @@ from reprokit.step.outcome import Outcome
 
 _EVERY = 0.2  # seconds: an attempt at a small step takes two
 _LINES = 3600 * 5  # an hour of them
+_FIRST, _LOOK = 10.0, 0.01  # seconds for a first sample, which a sick driver may hold up, and between looks at it
 _SINCE_START = ("ecc_corrected", "ecc_uncorrected")  # counted since the driver was loaded: what was added matters
 
 Line = Mapping[str, Any]
@@ -53,6 +54,9 @@ class Observed(Engine):
 
     def __enter__(self) -> Self:
         self._telemetry.__enter__()
+        until = time.monotonic() + _FIRST
+        while not self._telemetry.lines() and time.monotonic() < until:  # or a short attempt would be before it
+            time.sleep(_LOOK)
         return self
 
     def __exit__(

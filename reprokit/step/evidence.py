@@ -53,6 +53,8 @@ class Evidence:
         self.notes: list[str] = []
 
     def __enter__(self) -> Evidence:
+        if (seconds := self._stuck_after) is not None:  # first: its deadline runs already, and a profiler starts slowly
+            self._try("stacks of a hang", lambda: faulthandler.dump_traceback_later(seconds))
         self._own_handler = not faulthandler.is_enabled()
         self._try("stacks of a crash", faulthandler.enable)
         self._hooks = [
@@ -60,8 +62,6 @@ class Evidence:
             for name, module in self._modules.items()
         ]
         self._try("profiler", self._start_profiler)
-        if (seconds := self._stuck_after) is not None:
-            self._try("stacks of a hang", lambda: faulthandler.dump_traceback_later(seconds))
         self._before = _counters()
         return self
 

@@ -1,7 +1,9 @@
 """What the machine did while an attempt ran: lines by their time, numbers by their names."""
 
+import time
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,11 +50,15 @@ def test_outcomes_get_it_and_errors_go_through(tmp_path):
     inner = Playing(told, Outcome(status=Status.FAIL), RuntimeError("broke"), CancelledError())
     with Observed(inner, Telemetry(every=0.01)) as engine:
         assert (engine.name, engine.capacity) == ("playing", 3)
-        while not engine.lines():
-            pass
         first, second = (engine.submit(Case(incident=tmp_path)).result() for _ in range(2))
         for error in (RuntimeError, CancelledError):
             with pytest.raises(error):
                 engine.submit(Case(incident=tmp_path)).result()
     assert first.evidence["modules"] == [] and first.evidence["host"]["memory_total"] > 0
     assert set(second.evidence) == {"host"}
+
+
+def test_the_first_attempt_is_told_of_where_a_driver_answers_late(tmp_path):
+    nvml = SimpleNamespace(nvmlInit=lambda: time.sleep(0.5), nvmlDeviceGetCount=lambda: 0)
+    with Observed(Playing(Outcome(status=Status.PASS)), Telemetry(nvml=nvml)) as engine:
+        assert engine.submit(Case(incident=tmp_path)).result().evidence["host"]["memory_total"] > 0

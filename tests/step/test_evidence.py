@@ -1,5 +1,6 @@
 """What an attempt tells of its step when it is asked for all of it: small data, and nothing that changes the step."""
 
+import faulthandler
 import gzip
 import json
 from base64 import b64decode
@@ -8,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reprokit.failure import Kind, Signature
+from reprokit.failure import Kind, Signature, Symptom
 from reprokit.step.case import Case
 from reprokit.step.evaluate import Session
-from reprokit.step.evidence import packed_trace, statistics
+from reprokit.step.evidence import Evidence, packed_trace, statistics
 from reprokit.step.outcome import Outcome, Status
 
 
@@ -46,6 +47,16 @@ def test_a_step_that_raises_tells_how_far_it_came(make_incident):
     failed = Signature(kind=Kind.EXCEPTION, where="forward")
     outcome = evaluated(make_incident("net[0](x); raise ValueError('no')", signature=failed))
     assert [one["module"] for one in outcome.evidence["modules"]] == ["net.0"] and outcome.evidence["counters"]
+
+
+def test_where_a_step_hangs_is_asked_for_before_what_may_take_as_long_as_it_may(make_incident, monkeypatch):
+    """Else it is killed at its deadline before it has said so."""
+    begun = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds: begun.append(seconds))
+    monkeypatch.setattr(Evidence, "_start_profiler", lambda self: begun.append("profiler"))
+    waited = Symptom(kind=Kind.HANG, where="step", evidence={"hang_after": 10.0})
+    evaluated(make_incident(signature=Signature(kind=Kind.HANG, where="step"), symptoms=(waited,)))
+    assert begun == [0.8 * 16.0, "profiler"]
 
 
 def test_a_module_that_returns_anything_and_hooks_that_stay_away(make_incident):
