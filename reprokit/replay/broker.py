@@ -69,13 +69,17 @@ class Crew:
     async def keep(self) -> None:
         """Hosts for every node that is there, for ever."""
         while True:
-            places = self._places()
-            for seat in places:
-                task = self._tasks.get(seat.place)
-                if (task is None or task.done()) and seat.place not in self._refused:
-                    self._tasks[seat.place] = asyncio.create_task(self._serve(seat))
-            self._despair({seat.place for seat in places})
+            with suppress(RayError, RuntimeError):  # a head that does not answer now may do so at the next look
+                self._look()
             await asyncio.sleep(_LOOK)
+
+    def _look(self) -> None:
+        places = self._places()
+        for seat in places:
+            task = self._tasks.get(seat.place)
+            if (task is None or task.done()) and seat.place not in self._refused:
+                self._tasks[seat.place] = asyncio.create_task(self._serve(seat))
+        self._despair({seat.place for seat in places})
 
     async def close(self) -> None:
         """End what runs, and the hosts."""

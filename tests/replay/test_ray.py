@@ -1,12 +1,14 @@
 """A cluster of two nodes: incidents go there once, attempts that are lost with their node run again."""
 
+import asyncio
+import io
 from pathlib import Path
 
 import psutil
 import pytest
 
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.replay import attempts
+from reprokit.replay import attempts, broker
 from reprokit.replay.choose import open_engine
 from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.ray import Ray
@@ -14,7 +16,7 @@ from reprokit.replay.remote import shared
 from reprokit.step.case import Case, Variant
 from reprokit.step.outcome import Status
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,29 @@ def test_a_replay_on_the_cluster_is_one_like_any_other(opened, incident, tmp_pat
     assert found.engine == "ray"
     stored = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert len([path for path in stored if path.parent.name == "incidents"]) == 1
+
+
+def test_a_head_that_does_not_answer_once_is_asked_again(monkeypatch):
+    """Else no node would ever get a host again."""
+    looks = []
+
+    def places(crew):
+        looks.append(crew)
+        if len(looks) == 1:
+            raise RuntimeError("Failed to get all node info")
+        return []
+
+    monkeypatch.setattr(broker.Crew, "_places", places)
+    monkeypatch.setattr(broker, "_LOOK", 0.0)
+
+    async def look():
+        keeping = asyncio.create_task(broker.Crew({"patience": 9.0}, io.StringIO()).keep())
+        while len(looks) < 2 and not keeping.done():
+            await asyncio.sleep(0)
+        keeping.cancel()
+
+    asyncio.run(look())
+    assert len(looks) == 2
 
 
 def test_a_cluster_that_is_not_there_is_one_line(incident):

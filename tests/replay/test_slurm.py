@@ -1,8 +1,8 @@
 """Jobs, with the executor of submitit that needs no Slurm."""
 
+import json
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -12,9 +12,9 @@ from reprokit.replay.engines import slurm
 from reprokit.replay.engines.options import EngineOptions
 from reprokit.replay.engines.slurm import Slurm
 from reprokit.step.case import Case, Variant
-from reprokit.step.outcome import Status
+from reprokit.step.outcome import Outcome, Status
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def opened(incident):
     def make(**options):
-        return Slurm(incident, cluster="local", visible=1.0, **{"jobs": 2} | options)
+        return Slurm(incident, cluster="local", **{"visible": 1.0, "jobs": 2} | options)
 
     return make
 
@@ -80,6 +80,51 @@ class _Broken:
         return self.executor.submit(os._exit, 7)
 
 
+class _Slow:
+    """Jobs that go on for a few looks after what they do at once."""
+
+    def __init__(self, do):
+        self.do, self.jobs = do, []
+
+    def submit(self, function, request, out):
+        self.jobs.append(_Job(out))
+        self.do(out)
+        return self.jobs[-1]
+
+
+class _Job:
+    def __init__(self, out):
+        self.out, self.job_id, self.looks = out, "7", 0
+
+    def done(self):
+        self.looks += 1
+        return self.looks > 3
+
+    def cancel(self, check): ...
+
+
+def passed(out):
+    out.write_text(json.dumps(Outcome(status=Status.PASS).to_json()))
+
+
+def test_a_job_that_still_writes_keeps_its_folder(opened, incident, monkeypatch, cache):
+    with opened() as engine:
+        slow = _Slow(passed)
+        monkeypatch.setattr(engine, "_executor", slow)
+        assert engine.submit(Case(incident=incident.path)).result(timeout=60).status is Status.PASS
+    assert slow.jobs[0].looks > 3 and not list((cache / "slurm").iterdir())
+
+
+def test_an_outcome_that_comes_between_two_looks_counts(opened, incident, monkeypatch):
+    """It was not there yet, and then the job had ended."""
+    monkeypatch.setattr(_Job, "done", lambda job: passed(job.out) is None)
+    with opened(visible=0.0) as engine:
+        slow = _Slow(lambda out: None)
+        monkeypatch.setattr(engine, "_executor", slow)
+        assert engine.submit(Case(incident=incident.path)).result(timeout=60).status is Status.PASS
+    assert len(slow.jobs) == 1
+
+
 def test_what_the_user_can_mend_is_one_line(opened, incident):
     with opened(foreign=True) as engine, pytest.raises(BadInput, match="add --trust"):
         engine.submit(Case(incident=incident.path)).result(timeout=200)
@@ -103,8 +148,7 @@ def test_what_a_job_asks_of_slurm(incident, tmp_path, monkeypatch, until):
     monkeypatch.setattr(slurm, "_PARTING", 0.0)
     with Slurm(incident, partition="debug", there=EngineOptions(engine="process", timeout=60.0)) as engine:
         engine.submit(Case(incident=incident.path))
-        until((tmp_path / "asked").exists)
-        time.sleep(0.2)
+        until((tmp_path / "asked").exists)  # leaving waits until it was submitted
     asked = (tmp_path / "asked").read_text()
     for line in ("--partition=debug", "--time=16", "--cpus-per-task=2", "--mem=3GB", "--job-name=reprokit"):
         assert f"#SBATCH {line}\n" in asked

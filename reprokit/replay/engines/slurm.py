@@ -86,6 +86,7 @@ class Slurm(Engine):
         self._executor = _executor(self._folder, cluster, incident, partition, there.timeout)
         self._lock = threading.Lock()
         self._attempts: list[_Attempt] = []
+        self._leaving: list[Any] = []  # jobs that gave their outcome, and still write what submitit keeps of them
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="reprokit-slurm", daemon=True)
         self._watcher.start()
@@ -111,7 +112,7 @@ class Slurm(Engine):
             with suppress(Exception):  # it may have ended by itself
                 job.cancel(check=False)
         until, pause = monotonic() + _PARTING, threading.Event()
-        while monotonic() < until and not all(_done(job) for job in running):
+        while monotonic() < until and not all(_done(job) for job in (*running, *self._leaving)):
             pause.wait(_LOOK)
         for attempt in self._attempts:
             if not attempt.future.done():
@@ -144,7 +145,9 @@ class Slurm(Engine):
                 except Exception as error:  # of submitit, or of a queue that takes no more
                     _set(attempt, Outcome(status=Status.INFRA, detail=f"Slurm: {_files.shown(str(error)[:_TAIL])}"))
             with self._lock:
-                self._attempts = [attempt for attempt in self._attempts if not attempt.future.done()]
+                over = {id(attempt): attempt.job for attempt in self._attempts if attempt.future.done()}
+                self._attempts = [attempt for attempt in self._attempts if id(attempt) not in over]
+            self._leaving = [job for job in (*self._leaving, *over.values()) if job is not None and not _done(job)]
 
     def _look(self, attempt: _Attempt) -> None:
         if attempt.future.cancelled():
@@ -162,7 +165,9 @@ class Slurm(Engine):
 
     def _ended(self, attempt: _Attempt) -> None:
         """Without an outcome, as far as can be seen from here."""
-        attempt.ended = attempt.ended or monotonic()
+        if attempt.ended is None:  # it may have written one since we looked for it
+            attempt.ended = monotonic()
+            return
         if monotonic() - attempt.ended < self._visible:
             return
         attempt.losses += 1
