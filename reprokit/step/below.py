@@ -9,9 +9,7 @@ stopped starts nothing, and at the latest where no more processes may be started
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
-import select
 import signal
 import sys
 from collections.abc import Collection
@@ -34,19 +32,6 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before we had asked
         os.kill(os.getpid(), number)
-
-
-def end_group_with(pipe: int) -> None:
-    """All of this process's group is killed once nobody holds the other end of a pipe that nothing is written to. The
-    kernel does that, also to code that never gives the interpreter back, as a thread that looks could not. Elsewhere
-    than on Linux nothing happens."""
-    os.set_inheritable(pipe, False)
-    if sys.platform == "linux":
-        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([pipe], [], [], 0)[0]:  # it ended before we had asked
-            os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def end_all(spare: Collection[int] = (), *, seconds: float = 20.0) -> bool:

@@ -7,8 +7,9 @@ group that no further step can use, and DistributedDataParallel keeps state of i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -37,6 +38,8 @@ class Company:
         self._size, self._origin = incident.manifest.world_size, incident.manifest.origin
         self._start = start
         self._workers: list[Worker] = []
+        self._starting = threading.Lock()
+        self._killed = False
 
     def evaluate(
         self, case: Case, *, timeout: float | None = None, on_step: Callable[[], object] = lambda: None
@@ -44,27 +47,35 @@ class Company:
         self.close()
         with Scratch("company") as folder, ThreadPoolExecutor(self._size, thread_name_prefix="rank") as pool:
             seats = [group.variables(rank, self._size, Path(folder) / "store") for rank in range(self._size)]
-            self._workers = [self._start(seat) for seat in seats]
+            with self._starting:
+                if self._killed:
+                    raise CancelledError
+                self._workers = [self._start(seat) for seat in seats]
             ranks = [pool.submit(worker.evaluate, case, timeout=timeout) for worker in self._workers]
             try:
                 return self._outcome(ranks, on_step)
             finally:
-                self.kill()
+                self._end()
 
     def arguments(self) -> Any:
         """As a `Worker`'s."""
         return self._workers[self._origin].arguments() if self._workers else None
 
     def kill(self) -> None:
-        """End all processes, from any thread."""
-        for worker in self._workers:
-            worker.kill()
+        """As a `Worker`'s."""
+        with self._starting:
+            self._killed = True
+        self._end()
 
     def close(self) -> None:
         """End them and remove their files."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.close()
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.kill()
 
     def _outcome(self, ranks: list[Future[Outcome]], on_step: Callable[[], object]) -> Outcome:
         first, begun = ranks[self._origin], False

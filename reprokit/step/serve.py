@@ -21,7 +21,7 @@ from typing import IO, Any
 from reprokit import tree
 from reprokit.errors import ReprokitError
 from reprokit.incident import Incident
-from reprokit.step import below, group
+from reprokit.step import group
 from reprokit.step.case import Case
 from reprokit.step.company import share
 from reprokit.step.evaluate import Session
@@ -43,15 +43,11 @@ def main() -> None:
     parser.add_argument("--case", type=Path, help="evaluate this case and exit, instead of reading requests from stdin")
     parser.add_argument("--out", type=Path, help="where the outcome of --case goes")
     parser.add_argument("--match", help="a regular expression that a failure's message must match to be the same one")
-    parser.add_argument("--lifeline", type=int, help="a pipe whose other end only whoever started this holds")
     arguments = parser.parse_args()
-    if arguments.lifeline is not None:
-        below.end_group_with(arguments.lifeline)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     requests = os.fdopen(os.dup(0))
     os.dup2(2, 1)  # what user code prints must not look like an answer, nor may it read our requests
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    below.adopt_orphans()  # so that whoever kills us finds them
     if not arguments.case:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if arguments.case:
@@ -74,8 +70,8 @@ def serve_file(case: Path, out: Path, match: str | None = None) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A step that hangs never looks at its input: nobody would end it once whoever asked was killed. Where there is a
-    lifeline that comes first."""
+    """A step that hangs never looks at its input: nobody would end it once its parent was killed. On Linux the kernel
+    does that."""
     while os.getppid() == parent:
         sleep(_LOOK)
     os.killpg(os.getpgrp(), signal.SIGKILL)

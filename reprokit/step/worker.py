@@ -1,4 +1,5 @@
-"""The handle on a process that evaluates cases (`serve`): started in the captured environment, held to deadlines.
+"""The handle on a process that evaluates cases (`serve`): started in the captured environment, held to deadlines. What
+a step starts ends with that process (`keeper`).
 
 The environment must be the captured one before the interpreter starts, which is why it is a process at all. A deadline
 that passes is a hang; what the end of a process without an answer means is in `ends`.
@@ -9,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
@@ -25,13 +25,14 @@ from reprokit import tree
 from reprokit._scratch import Scratch
 from reprokit.errors import BadInput, Infrastructure
 from reprokit.incident import Incident
-from reprokit.step import below, memory
+from reprokit.step import memory
 from reprokit.step.case import Case, Variant
 from reprokit.step.company import Company
 from reprokit.step.deadline import Deadline, patience
 from reprokit.step.ends import Death, conclude, shell_code
 from reprokit.step.evaluate import Isolation
 from reprokit.step.flags import DETERMINING
+from reprokit.step.keeper import Kept
 from reprokit.step.outcome import Outcome
 from reprokit.step.serve import ARGUMENTS, marker
 
@@ -73,8 +74,9 @@ class Worker:
         start = lambda seat: Worker(incident, match=match, seat=seat)
         self._company = Company(incident, start) if incident.manifest.world_size > 1 and not seat else None
         self._match = match
-        self._process: subprocess.Popen[str] | None = None
-        self._lifeline: int | None = None  # while it is open the process may live, whatever its step does
+        self._process: Kept | None = None
+        self._starting = threading.Lock()
+        self._killed = False
         self._environment: dict[str, str] = {}
         self._scratch = Scratch("worker")
         self._log = Path(self._scratch.name) / "log.txt"
@@ -149,7 +151,8 @@ class Worker:
         answered = self._ask(process, {"describe": case.to_json(), "out": str(out)}, Deadline(timeout, marker(out)))
         where = f"{self._incident.path}: the harness could not be described"
         if not out.exists():
-            why = f"no answer within {timeout:g} s" if answered is None else f"the process ended with {process.wait()}"
+            code = process.process.wait() if answered is not None else None
+            why = f"no answer within {timeout:g} s" if code is None else f"the process ended with {code}"
             self._stop()
             raise Infrastructure(f"{where}: {why}; {' '.join(self._tail().split())[-_LINE:]}".rstrip("; "))
         answer = json.loads(out.read_text())
@@ -158,11 +161,14 @@ class Worker:
         return _description(answer, where)
 
     def kill(self) -> None:
-        """End the process from another thread; the evaluation that is under way ends as a crash."""
+        """End the process, from another thread, for good: the evaluation that is under way ends as a crash, or in a
+        CancelledError where its process was not started yet, as all later ones do."""
         if self._company:
             self._company.kill()
+        with self._starting:
+            self._killed = True
         if process := self._process:
-            _kill_group(process)
+            process.end()
 
     def close(self) -> None:
         """End the process and remove its files."""
@@ -171,12 +177,13 @@ class Worker:
         self._stop()
         self._scratch.cleanup()
 
-    def _start(self, variables: dict[str, str]) -> subprocess.Popen[str]:
-        theirs, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "reprokit.step.serve", "--lifeline", str(theirs)]
+    def _start(self, variables: dict[str, str]) -> Kept:
+        command = [sys.executable, "-m", "reprokit.step.serve"]
         command += ["--match", self._match] if self._match else []
-        with self._log.open("ab") as log, os.fdopen(theirs):
-            self._process = subprocess.Popen(
+        with self._starting, self._log.open("ab") as log:
+            if self._killed:
+                raise CancelledError
+            self._process = Kept(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -184,14 +191,13 @@ class Worker:
                 text=True,
                 cwd=self._scratch.name,
                 env={**variables, "TMPDIR": self._scratch.name},
-                pass_fds=(theirs,),
-                start_new_session=True,  # so that whatever it starts can be killed with it
             )
         self._environment = variables
         return self._process
 
-    def _ask(self, process: subprocess.Popen[str], request: dict[str, Any], deadline: Deadline) -> str | None:
+    def _ask(self, kept: Kept, request: dict[str, Any], deadline: Deadline) -> str | None:
         """The answer; "" if the process died, None if the deadline passed."""
+        process = kept.process
         assert process.stdin is not None
         assert process.stdout is not None
         answers: list[str] = []
@@ -212,8 +218,8 @@ class Worker:
             return answers[0]
         return None if process.poll() is None else ""
 
-    def _ended(self, process: subprocess.Popen[str], case: Case, overdue: str, *, starved: bool) -> Outcome:
-        code = 0 if overdue else shell_code(process.wait())
+    def _ended(self, kept: Kept, case: Case, overdue: str, *, starved: bool) -> Outcome:
+        code = 0 if overdue else shell_code(kept.process.wait())
         log = self._tail()
         death = Death(code=code, begun=self.begun, overdue=overdue, starved=starved, log=log)
         return replace(conclude(death, self._incident.manifest, case), exit_code=None if overdue else code, log=log)
@@ -223,13 +229,9 @@ class Worker:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        lifeline, self._lifeline = self._lifeline, None
-        if process is not None:
-            with process:
-                _kill_group(process)
-                process.wait()
-        if lifeline is not None:
-            os.close(lifeline)  # last: it ends the process alone, and what had left its group would be lost to us
+        if process:
+            with process.process:
+                process.end()
 
 
 def _description(answer: Any, where: str) -> dict[str, Any]:
@@ -242,12 +244,3 @@ def _description(answer: Any, where: str) -> dict[str, Any]:
     if not all(type(one) is list for one in lists) or not all(type(name) is str for name in answer["modules"]):
         raise Infrastructure(f"{where}: the answer is not a description")
     return {name: answer[name] for name in kinds}
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Whatever it started as well: while it lives also what has left its group, and where it is gone the group."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGSTOP)  # or it would start more while we look
-        below.kill(process.pid)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

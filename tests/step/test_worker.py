@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -27,11 +29,11 @@ def test_one_process_answers_many_cases_and_a_fresh_one_when_asked(make_incident
     incident = make_incident(body="import os; print('pid', os.getpid())")
     with Worker(incident) as worker:
         outcomes = [worker.evaluate(case(incident)) for _ in range(2)]
-        first = worker._process.pid
+        first = worker._process.process.pid
         worker.evaluate(case(incident), "process")
         assert worker._process is None
         worker.evaluate(case(incident))
-        assert worker._process.pid != first
+        assert worker._process.process.pid != first
     assert [o.status for o in outcomes] == [Status.FAIL] * 2 and outcomes[0].fingerprint == outcomes[1].fingerprint
     assert not psutil.pid_exists(first)
 
@@ -128,7 +130,7 @@ def test_a_worker_that_nobody_closes_ends_with_its_parent(make_incident, hangs):
         "import os, sys\nfrom reprokit.incident import Incident\nfrom reprokit.step.case import Case\n"
         "from reprokit.step.worker import Worker\n"
         "i = Incident.open(sys.argv[1]); w = Worker(i); w.evaluate(Case(incident=i.path, content='donor'))\n"
-        "print(w._process.pid, flush=True)\n"
+        "print(w._process.process.pid, flush=True)\n"
         "import threading; threading.Thread(target=w.evaluate, args=(Case(incident=i.path),), daemon=True).start()\n"
         "import time; time.sleep(1); os.kill(os.getpid(), 9)"
     )
@@ -182,25 +184,26 @@ def test_a_crash_is_one_also_while_a_child_of_the_step_lives_on(make_incident):
     assert outcome.signature.kind is Kind.CRASH and outcome.total_seconds < 90
 
 
-def test_what_cut_itself_loose_ends_with_a_process_that_is_stopped(make_incident, tmp_path, monkeypatch):
-    pids = tmp_path / "pids"
-    body = (
+def loose(pids):
+    """Starts a process that leaves the step's group, and whose parent ends."""
+    return (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        f"        open({str(pids)!r}, 'w').write(str(os.getpid()))\n        os.execvp('sleep', ['sleep', '600'])\n"
-        f"    os._exit(0)\nos.wait()\nwhile not os.path.exists({str(pids)!r}): time.sleep(0.01)"
+        f"        open('pid', 'w').write(str(os.getpid()))\n        os.rename('pid', {str(pids)!r})\n"
+        "        os.execvp('sleep', ['sleep', '600'])\n"
+        f"    os._exit(0)\nos.wait()\nwhile not os.path.exists({str(pids)!r}): time.sleep(0.01)\n"
     )
-    incident = make_incident(body=body)
-    close = os.close
 
-    def slow(descriptor):
-        close(descriptor)
-        time.sleep(0.5)  # as on a machine that has much to do: whatever a closed pipe ends is gone before we go on
 
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [("pass", Kind.NONFINITE_LOSS), ("os.kill(os.getpid(), 11)", Kind.CRASH), ("time.sleep(600)", Kind.HANG)],
+)
+def test_what_cut_itself_loose_ends_with_the_step_however_that_ends(make_incident, tmp_path, ends, kind):
+    incident = make_incident(body=loose(tmp_path / "pids") + ends)
     with Worker(incident) as worker:
-        assert worker.evaluate(case(incident)).status is Status.FAIL
-        monkeypatch.setattr("reprokit.step.worker.os.close", slow)
-    left = int(pids.read_text())
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+        outcome = worker.evaluate(case(incident), "process", timeout=30 if kind is Kind.HANG else None)
+        assert outcome.signature.kind is kind, outcome.detail
+        assert not psutil.pid_exists(int((tmp_path / "pids").read_text()))
 
 
 def test_user_code_has_no_input_to_wait_for(make_incident):
@@ -224,13 +227,26 @@ def test_leaving_an_engine_ends_what_it_runs(make_incident):
     assert all(future.done() for future in futures)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.2, 3.0])
+def test_a_worker_is_killed_at_whatever_instant(make_incident, delay):
+    incident = make_incident(body="import time; time.sleep(600)")
+    with Worker(incident) as worker, ThreadPoolExecutor(1) as pool:
+        evaluated = pool.submit(worker.evaluate, case(incident))
+        time.sleep(delay)
+        worker.kill()
+        with suppress(CancelledError):
+            assert evaluated.result(timeout=60).status in (Status.INFRA, Status.OTHER)
+        with pytest.raises(CancelledError):
+            worker.evaluate(case(incident), "process")
+
+
 def test_a_worker_tells_what_variants_can_name(make_incident):
     incident = make_incident()
     with Worker(incident) as worker:
         before = worker.evaluate(case(incident))
-        pid = worker._process.pid
+        pid = worker._process.process.pid
         found = worker.describe()
-        assert worker._process.pid == pid and worker.evaluate(case(incident)).fingerprint == before.fingerprint
+        assert worker._process.process.pid == pid and worker.evaluate(case(incident)).fingerprint == before.fingerprint
         with pytest.raises(BadInput, match=r"no key 'depth'"):
             worker.describe(Variant(config={"depth": 1}))
         assert worker.describe(Variant(config={"dropout": 0.0})) == found
@@ -271,7 +287,7 @@ def test_a_step_that_never_gives_the_interpreter_back_ends_with_whoever_asked(ma
     pids = tmp_path / "pids"
     body = (
         "import os, pathlib, re, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         f"pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} {{child.pid}}\\n')\n"
         "re.match('(a+)+$', 'a' * 60 + '!')"
     )

@@ -18,7 +18,7 @@ from reprokit.step.worker import Worker
 class Process(Engine):
     """Nothing survives from one attempt to the next but what the machine itself keeps. Seconds each, for imports.
 
-    timeout: seconds for one attempt, its start included; past it the process group is killed, and that is a hang.
+    timeout: seconds for one attempt, its start included; past it all that it started is killed, and that is a hang.
     """
 
     name = "process"

@@ -6,11 +6,9 @@ Each attempt has a copy of the source to itself, and is judged by how it ended, 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -22,18 +20,19 @@ from itertools import count
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any
 
 from reprokit._scratch import Scratch
 from reprokit.errors import BadInput
 from reprokit.incident import Incident
-from reprokit.replay import command, keeper, share
+from reprokit.replay import command, share
 from reprokit.replay.criterion import Criterion, Ending, Metric, conclude
 from reprokit.replay.engines.base import Engine
 from reprokit.replay.output import Scanner, measured
 from reprokit.replay.stage import Stage
 from reprokit.step import memory
 from reprokit.step.case import Case
+from reprokit.step.ends import shell_code
+from reprokit.step.keeper import Kept
 from reprokit.step.outcome import Outcome, Status
 from reprokit.step.worker import child_environment
 
@@ -107,25 +106,21 @@ class ScriptProcess(Engine):
         stage = self._script.stage
         incident = str(self._incident.path.resolve()) if self._incident else ""
         words = self._script.words(case, incident=incident, inputs=str(stage.folder), out=str(stage.out(folder)))
-        asked: dict[str, Any] = {
-            "words": words,
-            "cwd": str(stage.work(folder) / stage.cwd),
-            "env": _variables(case, self._incident, stage, folder),
-            "parent": os.getpid(),
-        }
-        _check_program(words[0], asked["cwd"], asked["env"])
+        cwd, env = str(stage.work(folder) / stage.cwd), _variables(case, self._incident, stage, folder)
+        _check_program(words[0], cwd, env)
         kills, scanner = memory.kills(), Scanner(self._script.fails_on)
-        process = _started(asked, folder)
+        kept = Kept(words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = kept.process
         reader = threading.Thread(target=_read, args=(process, scanner), daemon=True)
         reader.start()
         overdue = self._waited(process)
-        _end(process)
+        kept.end()
         reader.join(_PARTING)
         if self._closing.is_set():
             return Outcome(status=Status.INFRA, detail="interrupted")
         code = process.returncode
         ending = Ending(
-            code=None if overdue else code if code >= 0 else 128 - code,
+            code=None if overdue else shell_code(code),
             overdue=overdue,
             starved=memory.kills() > kills,
             matched=scanner.matched,
@@ -171,40 +166,9 @@ def _check_program(word: str, cwd: str, env: Mapping[str, str]) -> None:
         raise BadInput(f"--script: {word}: not to be run; put its interpreter before it, or make it executable")
 
 
-def _started(asked: Mapping[str, Any], folder: Path) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).resolve().parents[3])
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _KEEP, here],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(asked).encode())
-    return process
-
-
-# The package by its place, wherever that is: nothing of the user's comes before it.
-_KEEP = f"import sys; sys.path.append(sys.argv.pop(1)); from {keeper.MODULE} import main; main()"
-
-
 def _read(process: subprocess.Popen[bytes], scanner: Scanner) -> None:
     assert process.stdout is not None
     with process.stdout as stdout:
         while data := stdout.read1(_READ):  # type: ignore[attr-defined]
             scanner.feed(data)
     scanner.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The keeper first ends all that is below it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_PARTING)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
