@@ -121,7 +121,7 @@ def test_tensorboard_shows_it_where_the_curves_are(tmp_path):
 def test_wandb_offline_holds_an_alert_and_a_row(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # which would ask the network
-    quiet = wb.Settings(x_disable_stats=True, x_disable_meta=True, console="off")
+    quiet = wb.Settings(x_disable_stats=True, x_disable_meta=True, console="off", x_service_wait=200, init_timeout=200)
     run = wb.init(mode="offline", project="test", dir=str(tmp_path), settings=quiet)
     try:
         (path,) = fail(tmp_path / "out", wandb.link(run)).incidents

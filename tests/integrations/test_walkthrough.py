@@ -2,10 +2,12 @@
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "walkthrough.ipynb"
@@ -34,10 +36,11 @@ def test_it_runs(tmp_path, monkeypatch):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    client = NotebookClient(
-        notebook, timeout=250, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
+    with tempfile.TemporaryDirectory() as sockets:  # by files: a port that is free may be another's a moment later
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
+        resources = {"metadata": {"path": str(tmp_path)}}
+        client = NotebookClient(notebook, km=kernel, timeout=250, startup_timeout=250, resources=resources)
+        client.execute(cleanup_kc=True)
     text, pictures = shown(notebook)
     assert pictures == 7 and "no replay can import it" in text
     assert "nonfinite_loss at pred_loss in step 7" in text and "FAIL as captured; PASS healed" in text
