@@ -173,7 +173,13 @@ def _build(client: DockerClient, ground: _Base, tag: str, files: list[Path], pro
                     progress(f"building: step {step[1]} of {step[2]}")
         finally:  # the stage that holds the wheels is of no further use
             with suppress(*daemon.Silent):
-                client.images.prune(filters={"dangling": True, "label": f"reprokit.stage={key}"})
+                _forget(client, f"reprokit.stage={key}")
+
+
+def _forget(client: DockerClient, label: str) -> None:
+    """What has no name, one by one: an engine prunes for one caller at a time, and refuses all others."""
+    for about in client.api.images(filters={"dangling": True, "label": label}):
+        client.api.remove_image(about["Id"])
 
 
 def _labels(ground: _Base, files: list[Path]) -> dict[str, str]:

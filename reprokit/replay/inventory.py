@@ -3,9 +3,10 @@ from an index, so none is precious; one that a container still uses stays."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from docker.models.images import Image
 from reprokit.errors import BadInput
 from reprokit.replay import daemon, image
 from reprokit.replay.container import LABEL
+
+_OLD = "24h"  # of what has no name: a build that goes on has just made its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +50,13 @@ def remove(names: Sequence[str], *, every: bool = False) -> list[str]:
 
     Raises BadInput for a name that is none of ours before anything is removed, and for what is in use after the rest.
     """
-    with daemon.in_one_line("image"), closing(daemon.connect(timeout=600)) as client:
+    alone = image.exclusive(lambda line: None) if every else nullcontext()  # or a build that goes on loses its own
+    with daemon.in_one_line("image"), closing(daemon.connect(timeout=600)) as client, alone:
         known = _listed(client)
         chosen = known if every else [_named(name, known) for name in names]
         refused = [kept.tag for kept in chosen if not _removed(client, kept)]
-        client.images.prune(filters={"dangling": True, "label": f"{LABEL}=1"})
+        with suppress(APIError):  # somebody else prunes already
+            client.images.prune(filters={"dangling": True, "label": f"{LABEL}=1", "until": _OLD})
     if refused:
         raise BadInput(f"{refused[0]}: a container uses it; end that (docker ps -a) and run this again")
     return [kept.tag for kept in chosen]
@@ -59,8 +64,12 @@ def remove(names: Sequence[str], *, every: bool = False) -> list[str]:
 
 def wheels() -> tuple[Path, int]:
     """Where gathered wheels are kept, and how many bytes they take."""
-    folder = image.cache() / "wheels"
-    return folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    folder, bytes = image.cache() / "wheels", 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # somebody gathers meanwhile
+                bytes += os.stat(os.path.join(where, name)).st_size
+    return folder, bytes
 
 
 def remove_wheels() -> int:

@@ -51,8 +51,6 @@ class Collection:
 
     def __init__(self, folder: Path) -> None:
         self._files, self._resolved = folder / "files", folder / "resolved"
-        for part in (self._files, self._resolved):
-            part.mkdir(parents=True, exist_ok=True)
 
     def remembered(self, wanted: Wanted, wheelhouse: Path | None = None) -> Hashes | None:
         """What this list came to before, if it was ever asked for."""
@@ -74,6 +72,8 @@ class Collection:
         may be out of reach, and where they are not needed nobody should wait for them."""
         if wheelhouse is not None:
             names_in(wheelhouse)
+        for part in (self._files, self._resolved):  # now: somebody may have removed them while we waited for our turn
+            part.mkdir(parents=True, exist_ok=True)
         own = ["--no-index", "--find-links", str(wheelhouse)] if wheelhouse else []
         own += [] if wanted.built else ["--only-binary", ":all:"]
         with tempfile.TemporaryDirectory(dir=self._files.parent, prefix="gather-") as scratch:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
+from docker.models.images import ImageCollection
+from requests import Response
 
 from reprokit.failure import Kind
 from reprokit.replay import daemon
@@ -44,6 +47,18 @@ def containers() -> Callable[[Docker], list[str]]:
         return [container.id for container in found]
 
     return listed
+
+
+@pytest.fixture
+def prunes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else prunes images, which an engine does for one at a time."""
+
+    def refuses(*_, **__):
+        response = Response()
+        response.status_code = 409
+        raise APIError("a prune operation is already running", response)
+
+    monkeypatch.setattr(ImageCollection, "prune", refuses)
 
 
 @pytest.fixture
@@ -119,7 +134,7 @@ def came():
 def until():
     """until(holds): waits."""
 
-    def wait(holds, within=120.0):
+    def wait(holds, within=400.0):  # processes that import torch, several at once, on a machine that has more to do
         end = time.monotonic() + within
         while not holds():
             assert time.monotonic() < end

@@ -77,6 +77,13 @@ print(json.dumps({
 
 
 @pytest.mark.docker
+def test_while_another_prunes_a_build_tidies_up_all_the_same(ensure: Ensure, prunes_already):
+    tag = ensure()
+    stage = {"dangling": True, "label": f"reprokit.stage={tag.rpartition(':')[2]}"}
+    assert not daemon.connect().images.list(filters=stage)
+
+
+@pytest.mark.docker
 def test_the_second_time_is_instant(ensure: Ensure, own_cache: Path, monkeypatch: pytest.MonkeyPatch):
     tag = ensure()
     forbid(monkeypatch, image, "_build")

@@ -1,11 +1,66 @@
 """What was built here, and its end."""
 
+import shutil
+import threading
+from contextlib import suppress
+from io import BytesIO
+from uuid import uuid4
+
 import pytest
+from docker.errors import ImageNotFound
 
 from reprokit.errors import BadInput
 from reprokit.replay import daemon, image, inventory
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker]
+
+
+@pytest.fixture
+def own(base_image):
+    """own(tag) -> the id of an image that says it is one of ours, with or without a name; it goes with the test."""
+    client, made = daemon.connect(), []
+
+    def build(tag=None):
+        text = f"FROM {base_image}\nLABEL reprokit=1\nLABEL of={uuid4().hex}\n"
+        made.append(client.images.build(fileobj=BytesIO(text.encode()), rm=True, tag=tag)[0].id)
+        return made[-1]
+
+    yield build
+    for id in made:
+        with suppress(ImageNotFound):
+            client.images.remove(id, force=True)
+
+
+def test_a_build_that_goes_on_keeps_what_it_has_just_made(own):
+    tag, fresh = f"reprokit/replay:{uuid4().hex[:16]}", own()
+    own(tag)
+    assert inventory.remove([tag]) == [tag] and daemon.connect().images.get(fresh)
+
+
+def test_while_another_prunes_an_image_is_removed_all_the_same(own, prunes_already):
+    tag = f"reprokit/replay:{uuid4().hex[:16]}"
+    own(tag)
+    assert inventory.remove([tag]) == [tag] and tag not in [one.tag for one in inventory.listed()]
+
+
+def test_wheels_are_counted_while_somebody_gathers_some(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, ended = inventory.wheels()[0], threading.Event()
+
+    def gathers():
+        while not ended.is_set():
+            (folder / "gather-x").mkdir(parents=True)
+            for number in range(20):
+                (folder / "gather-x" / f"{number}.whl").write_bytes(b"wheel")
+            shutil.rmtree(folder)
+
+    gathering = threading.Thread(target=gathers)
+    gathering.start()
+    try:
+        assert all(inventory.wheels()[1] % 5 == 0 for _ in range(500))
+    finally:
+        ended.set()
+        gathering.join()
 
 
 def test_an_image_is_listed_used_and_removed(tmp_path, monkeypatch, make_wheel, no_index, base_image):

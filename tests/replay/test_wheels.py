@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -49,6 +50,15 @@ def test_an_altered_wheel_is_not_complete(tmp_path, make_wheel, no_index):
     assert not collection.complete(hashes)
     kept.unlink()
     assert not collection.complete(hashes)
+
+
+def test_wheels_that_somebody_has_removed_are_gathered_again(tmp_path, make_wheel, no_index):
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    collection, wanted = Collection(tmp_path / "cache"), parse("alpha==1.0")
+    hashes = collection.gather(wanted, tmp_path / "house", lambda line: None)
+    shutil.rmtree(tmp_path / "cache")
+    assert collection.remembered(wanted, tmp_path / "house") is None and not collection.complete(hashes)
+    assert collection.gather(wanted, tmp_path / "house", lambda line: None) == hashes and collection.complete(hashes)
 
 
 def test_the_lists_own_indexes_are_the_second_choice(tmp_path, make_wheel, no_index, monkeypatch: pytest.MonkeyPatch):
