@@ -14,6 +14,7 @@ from reprokit.errors import Infrastructure
 
 Silent = (DockerException, RequestException, OSError)  # what docker-py lets through when an engine does not answer
 _PATIENCE = 60  # seconds that one request may take: a busy engine needs several to make a container
+_SOON = 20  # seconds for a first answer: where one does not come, the user's code runs unconfined
 
 
 def connect(*, timeout: int = _PATIENCE, connections: int = 10) -> docker.DockerClient:
@@ -30,9 +31,9 @@ def connect(*, timeout: int = _PATIENCE, connections: int = 10) -> docker.Docker
 
 
 def answers() -> bool:
-    """Whether an engine can be used, asked without waiting for one that hangs."""
+    """Whether an engine can be used, asked without waiting long for one that hangs."""
     try:
-        connect(timeout=5).close()
+        connect(timeout=_SOON).close()
     except Infrastructure:
         return False
     return True

@@ -23,7 +23,7 @@ from reprokit.replay.container import OUT, ContainerSpec
 from reprokit.replay.handover import Room
 from reprokit.step import forks
 
-_PARTING = 10.0  # seconds for a process to end all that it has started
+_PARTING = 2 * forks.PATIENCE + 5  # seconds for a process to end all that it has started: longer than it takes
 
 
 class Home(ABC):
@@ -39,10 +39,12 @@ class Home(ABC):
         fifo = self.folder / forks.FIFO
         os.mkfifo(fifo)
         fifo.chmod(0o644)
+        self._asked = False
         self._requests = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # both ends: so it never blocks
 
     def ask(self, line: str) -> None:
         """A request to the parent. Lost where there is none any more, which `ended` then says."""
+        self._asked = True
         with suppress(BlockingIOError):  # a parent that has not read for thousands of requests answers none of them
             os.write(self._requests, f"{line}\n".encode())
 
@@ -93,7 +95,7 @@ class Process(Home):
     def kill(self) -> None:
         """It ends all that it started when its requests end; what is left of its group then goes with it."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PARTING)
+            self._process.wait(_PARTING if self._asked else 0)  # before that it starts nothing
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -38,7 +38,7 @@ from reprokit.step.ends import shell_code
 FIFO, READY, CASE, OUTCOME, LOG, ENDED = "requests", "ready", "case.json", "outcome.json", "log.txt", "ended.json"
 COMMAND = ("-m", "reprokit.step.forks", "--folder")
 _TICK, _IDLE = 0.005, 0.5  # seconds between looks at keepers, and at our own parent while there are none
-_PATIENCE = 20.0  # seconds for keepers to end what they keep
+PATIENCE = 20.0  # seconds for keepers to end what they keep, and for us to end what they did not
 _IMPORTED_LATE = ("torch._inductor",)  # takes longer than the rest of torch, when an optimizer or a switch needs it
 _FIRST_TO_GO = 500  # of the kernel, when memory ends: an attempt, and not what keeps it
 
@@ -65,7 +65,7 @@ class _Parent:
         self._folder, self._match = folder, match
         self._keepers: dict[int, _Kept] = {}
         self._above = os.getppid()
-        self._requests = os.open(folder / FIFO, os.O_RDONLY)  # who asks has it open already
+        self._requests = os.open(folder / FIFO, os.O_RDONLY | os.O_NONBLOCK)  # who asks may be gone by now
 
     def run(self) -> None:
         below.adopt_orphans()
@@ -77,14 +77,22 @@ class _Parent:
         (self._folder / READY).touch()
         rest = b""
         while os.getppid() == self._above:
-            if select.select([self._requests], [], [], _TICK if self._keepers else _IDLE)[0]:
-                if not (read := os.read(self._requests, 1 << 16)):
-                    break
-                *lines, rest = (rest + read).split(b"\n")
-                for line in lines:
-                    self._obey(line.decode())
+            if (read := self._read()) is None:
+                break
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                self._obey(line.decode())
             self._reap()
+            select.select([self._requests], [], [], _TICK if self._keepers else _IDLE)
         self._end()
+
+    def _read(self) -> bytes | None:
+        """What was asked since the last look; None once nobody can ask. `select` does not tell that of a FIFO whose
+        other end was closed before we came."""
+        try:
+            return os.read(self._requests, 1 << 16) or None
+        except BlockingIOError:
+            return b""
 
     def _obey(self, line: str) -> None:
         verb, _, number = line.partition(" ")
@@ -116,7 +124,7 @@ class _Parent:
             if kept := self._keepers.pop(pid, None):
                 code = os.waitstatus_to_exitcode(status)
                 if code < 0:  # it could not do its work any more
-                    below.end_all(self._keepers, seconds=_PATIENCE)
+                    below.end_all(self._keepers, seconds=PATIENCE)
                     self._tell(kept.number, {"code": None, "why": "what watched over the attempt was killed"})
                 else:
                     self._tell(kept.number, {"code": code, "starved": memory.kills() > kept.kills})
@@ -128,11 +136,11 @@ class _Parent:
     def _end(self) -> None:
         for pid in self._keepers:
             os.kill(pid, signal.SIGTERM)
-        until = monotonic() + _PATIENCE
+        until = monotonic() + PATIENCE
         while self._keepers and monotonic() < until:
             self._reap()
             select.select([], [], [], _TICK)
-        below.end_all()
+        below.end_all(seconds=PATIENCE)
 
 
 def _keep(parent: int, folder: Path, match: str | None) -> NoReturn:
@@ -144,7 +152,7 @@ def _keep(parent: int, folder: Path, match: str | None) -> NoReturn:
         try:
             code = _waited(parent, folder, own, match)
         finally:
-            below.end_all(seconds=_PATIENCE)
+            below.end_all(seconds=PATIENCE)
             shutil.rmtree(own, ignore_errors=True)
     finally:
         os._exit(code)  # nothing of the parent's, such as what it has to do at its end, is ours

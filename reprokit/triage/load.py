@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 _SPIN = """
-import os
-parent = os.getppid()
-while os.getppid() == parent:  # nobody else would end it once whoever started it was killed
+import os, sys
+while os.getppid() == int(sys.argv[1]):  # nobody else would end it once whoever started it was killed
     sum(range(1_000_000))
 """
 
@@ -21,7 +20,7 @@ def busy() -> Iterator[None]:
     """A process that computes for every core of this machine, and they compete with the attempts as equals."""
     with ExitStack() as stack:
         for _ in range(os.cpu_count() or 1):
-            process = subprocess.Popen([sys.executable, "-c", _SPIN], stdin=subprocess.DEVNULL)
+            process = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())], stdin=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.kill)
         yield

@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from docker.errors import NotFound
 
 from reprokit.failure import Kind
+from reprokit.replay import homes as homes_of_forks
 from reprokit.replay.engines import fork
 from reprokit.replay.engines.fork import Fork
 from reprokit.step import forks
@@ -170,6 +173,19 @@ def unready(made):
         self.ready = False
 
     return make
+
+
+@pytest.mark.slow
+def test_a_parent_whose_asker_was_killed_while_it_imported_ends(tmp_path):
+    """Nobody has the other end of its FIFO any more when it comes to open it."""
+    os.mkfifo(tmp_path / forks.FIFO)
+    done = subprocess.run([sys.executable, *forks.COMMAND, str(tmp_path)], timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0
+
+
+def test_a_parent_gets_the_time_that_it_may_take_to_end_all():
+    """Killed before, it would leave what had left its group: it alone knows of that."""
+    assert homes_of_forks._PARTING > 2 * forks.PATIENCE
 
 
 def test_a_link_in_place_of_an_answer_is_not_followed(homes, ask, tmp_path):
