@@ -131,7 +131,7 @@ class Recorder:
         )
         self.incidents = self._writer.incidents
         self._ranks = Ranks(self._writer, self._history)
-        self._signals = Signals(busy=self._writer.busy, finish=self._writer.finish)
+        self._signals = Signals(busy=self._writer.busy, finish=self._writer.wait)
         self._box = box.BlackBox(black_box, of_run)
         self._rehearsals = Rehearsals(harness, rehearse, of_run.out)
         self._flights = Flights(

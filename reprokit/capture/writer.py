@@ -79,7 +79,8 @@ class Writer:
         self._written = 0  # bytes
         self._broken = False  # a write failed: one line about a full disk is enough
         self._said: set[str] = set()
-        self._over: threading.Lock | None = None  # held by a write until it is
+        self._writing: threading.Lock | None = None  # held by a write until it is over
+        self._unknown: list[tuple[threading.Lock, threading.Thread]] = []  # held until who is to know of it does
 
     def __enter__(self) -> Self:
         self._tee.__enter__()
@@ -107,12 +108,18 @@ class Writer:
 
     def busy(self) -> bool:
         """Whether an incident is being written."""
-        return self._over is not None and self._over.locked()
+        return self._writing is not None and self._writing.locked()
+
+    def wait(self) -> None:
+        """For what is being written, however long that takes, and not for a tracker that is told of it."""
+        if self._writing is not None:
+            _is_over(self._writing)
 
     def finish(self) -> None:
-        """Wait for what is being written, however long that takes."""
-        if self._over is not None:
-            _is_over(self._over)
+        """Wait for what is being written, and until it is known, however long that takes."""
+        for known, thread in self._unknown:
+            if thread is not threading.current_thread():  # a tracker that is told of it may end the run
+                _is_over(known)
         self._counts.save()
 
     def checkpoint(self, path: Path, step: int) -> None:
@@ -184,29 +191,35 @@ class Writer:
 
     def _wait_for(self, start: Snapshot, shown: Shown, signature: Signature | None) -> Path | None:
         late, outcome, stream = threading.Event(), list[Incident | BaseException](), _stream()
-        over, told, left = threading.Lock(), threading.Lock(), list[bool]()
-        over.acquire()
+        over, known, told, left = threading.Lock(), threading.Lock(), threading.Lock(), list[bool]()
 
         def work() -> None:
-            with stream:  # in its order come the copies that the snapshot is made of
-                try:
-                    outcome.append(self._write(start, shown, late))
-                except BaseException as trouble:
-                    outcome.append(trouble)
-            over.release()
-            if left:
-                tell()
+            try:
+                with stream:  # in its order come the copies that the snapshot is made of
+                    try:
+                        outcome.append(self._write(start, shown, late))
+                    except BaseException as trouble:
+                        outcome.append(trouble)
+                over.release()
+                if left:
+                    tell()
+            finally:
+                known.release()
 
         def tell() -> Path | None:
             return self._ended(outcome[0], start.step, signature) if told.acquire(blocking=False) else None
 
+        thread = threading.Thread(target=work, name="reprokit writer", daemon=False)
+        over.acquire()
+        known.acquire()
         try:
-            threading.Thread(target=work, name="reprokit writer", daemon=False).start()
-        except RuntimeError as trouble:  # there can be no more of them, or memory is short
-            self._fails(trouble)
-            return None
-        self._over = over
-        try:
+            try:
+                thread.start()
+            except RuntimeError as trouble:  # there can be no more of them, or memory is short
+                self._fails(trouble)
+                return None
+            self._writing = over
+            self._unknown = [*(one for one in self._unknown if one[0].locked()), (known, thread)]
             if _is_over(over, min(self._limits.write_within, threading.TIMEOUT_MAX)):
                 return tell()
             late.set()

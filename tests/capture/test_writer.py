@@ -304,6 +304,27 @@ def test_a_write_that_fails_beside_training_is_one_line(recorder, tmp_path, capl
     assert len(lines(caplog, "no incident could be written")) == 1
 
 
+def test_who_has_waited_for_a_write_knows_of_it_and_a_signal_that_waits_is_not_kept_by_a_tracker(recorder, held):
+    go, asked, answer = held("_write_state"), threading.Event(), threading.Event()
+
+    def slow(incident):
+        asked.set()
+        assert answer.wait(60)
+
+    train = recorder(disk=Disk(write_within=0.2), on_incident=slow)
+    assert run(train, batch(BAD)) == []
+    go.set()
+    assert asked.wait(60)
+    train._writer.wait()  # it is written
+    waits = threading.Thread(target=train._writer.finish)
+    waits.start()
+    waits.join(0.5)
+    assert waits.is_alive()  # and not known to all
+    answer.set()
+    waits.join(60)
+    assert not waits.is_alive() and len(train.incidents) == 1
+
+
 def test_training_is_over_when_its_incident_is_written(recorder, tmp_path, held):
     go = held("_write_state")
     train = recorder(disk=Disk(write_within=0.1))
