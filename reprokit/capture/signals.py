@@ -78,22 +78,25 @@ class Signals:
             os.kill(os.getpid(), number)
 
     def _set(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        here = threading.current_thread() is threading.main_thread()
-        if here and number not in self._previous and signal.getsignal(number) is not None:  # None: set by no Python
+        if threading.current_thread() is not threading.main_thread() or number in self._previous:
+            return
+        if (previous := signal.getsignal(number)) is not None:  # None: set by no Python
             self._left.pop(number, None)
-            self._previous[number] = signal.signal(number, handler)
+            self._previous[number] = previous  # before ours is there: it may be called at once
+            signal.signal(number, handler)
 
     def _put_back(self, number: int) -> None:
         """Unless somebody has set another one since, who then calls ours."""
         if threading.current_thread() is not threading.main_thread():
             return
-        previous = self._previous.pop(number, None)
+        previous = self._previous.get(number)
         if previous is None:
             return
         if signal.getsignal(number) in (self._ask, self._terminate):
             signal.signal(number, _living(previous, number))
         else:
             self._left[number] = previous
+        self._previous.pop(number, None)  # last: until then ours may be called, and calls it
 
 
 def _living(handler: signal._HANDLER, number: int) -> signal._HANDLER:

@@ -108,6 +108,36 @@ def test_a_write_that_goes_on_is_waited_for_until_it_ended():
         assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("instant", ["after ours is set", "before the one before is put back"])
+def test_sigterm_may_come_at_any_instant_and_is_not_lost(monkeypatch, instant):
+    write, set_handler, handler = Write(), signal.signal, signal.getsignal
+    set_handler(signal.SIGTERM, lambda number, frame: write.order.append("terminated"))
+    ours = lambda found: getattr(found, "__self__", None) is signals
+
+    def setting(number, new):
+        before = set_handler(number, new)
+        if ours(new):
+            send(number)
+        return before
+
+    def asking(number):
+        found = handler(number)
+        monkeypatch.undo()  # once
+        if ours(found):
+            send(number)
+        return found
+
+    with write.signals() as signals:
+        if instant == "after ours is set":
+            monkeypatch.setattr(signal, "signal", setting)
+        with signals.writing():
+            monkeypatch.undo()
+            if instant != "after ours is set":
+                monkeypatch.setattr(signal, "getsignal", asking)
+        monkeypatch.undo()
+    assert write.order == ["terminated"]
+
+
 def test_a_write_inside_a_write_is_one():
     write, before = Write(), signal.getsignal(signal.SIGTERM)
     with write.signals() as signals, signals.writing(), signals.writing():
@@ -161,21 +191,27 @@ def test_a_process_dies_of_sigterm_once_its_write_is_done(tmp_path):
 
 
 RECORDS = """
-import time
+import threading
 import torch
 import reprokit
 from reprokit.capture import snapshot
+from reprokit.capture.writer import Writer
 
-write = snapshot.write
+write, waited, wait = snapshot.write, threading.Event(), Writer.wait
 
 
 def slow(*arguments, **options):
     print("writing", flush=True)
-    time.sleep(1)  # in which SIGTERM comes; a slower machine only makes it later
+    assert waited.wait(60)  # until SIGTERM has come, and waits for what is written here
     return write(*arguments, **options)
 
 
-snapshot.write = slow
+def waiting(writer):
+    waited.set()
+    wait(writer)
+
+
+snapshot.write, Writer.wait = slow, waiting
 
 
 def build(config):
