@@ -52,8 +52,10 @@ class Telemetry:
 
     def __enter__(self) -> Self:
         if self._thread is None:
-            self._leave.clear()
-            self._thread = threading.Thread(target=self._run, name="reprokit telemetry", daemon=True)
+            self._leave = threading.Event()  # its own: one before it may be inside a driver yet, and is to leave
+            self._thread = threading.Thread(
+                target=self._run, args=(self._leave,), name="reprokit telemetry", daemon=True
+            )
             self._thread.start()
         return self
 
@@ -80,22 +82,24 @@ class Telemetry:
 
     def sample(self) -> None:
         """Add a line about this moment."""
-        if self._gpus is None:
-            self._gpus = self._open()
+        known = self._gpus
+        if known is None:
+            known = self._gpus = self._open()
         when = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        gpus = {"gpus": found} if (found := self._gpus.sample()) else {}
+        gpus = {"gpus": found} if (found := known.sample()) else {}
         self._ring.append({"time": when, **self._host(), **gpus})
 
-    def _run(self) -> None:
+    def _run(self, leave: threading.Event) -> None:
         try:
-            while not self._leave.is_set():
+            while not leave.is_set():
                 self.sample()
-                self._leave.wait(self._every)
+                leave.wait(self._every)
         except Exception as trouble:
             self._ended = one_line(trouble)
         finally:
-            if self._gpus is not None:
-                self._gpus.close()
+            gpus, self._gpus = self._gpus, None  # who enters again asks anew
+            if gpus is not None:
+                gpus.close()
 
     def _open(self) -> _Gpus:
         try:

@@ -71,7 +71,7 @@ def test_a_line_has_what_host_and_gpus_say():
     telemetry.sample()
     [line] = telemetry.lines()
     assert line["time"] == "2023-11-14T22:13:20.250+00:00"
-    assert 0 < line["rss"] <= line["memory_used"] + line["swap_used"] and line["memory_used"] < line["memory_total"]
+    assert all(0 < line[name] <= line["memory_total"] for name in ("rss", "memory_used"))
     assert line["load"] >= 0
     first, second = line["gpus"]
     assert first == {
@@ -157,9 +157,35 @@ def test_the_thread_samples_and_ends_and_shuts_nvml_down():
     with (telemetry := Telemetry(every=0.001, clock=clock, nvml=nvml)):
         assert enough.wait(30)
         thread = telemetry._thread
+    thread.join(30)  # who leaves waits a second at most
     assert not thread.is_alive() and nvml.up == 0
     taken = len(telemetry.lines())
     assert taken > 3 and telemetry.notes() == []
+
+
+def test_who_comes_again_while_the_thread_before_is_in_a_driver_has_one_of_its_own(monkeypatch):
+    monkeypatch.setattr("reprokit.capture.telemetry._LAST", 0.01)
+    nvml, inside, go_on = Nvml(), threading.Event(), threading.Event()
+
+    def clock():
+        if threading.current_thread() is first:
+            inside.set()
+            go_on.wait(30)
+        return 0.0
+
+    first = None
+    telemetry = Telemetry(every=0.001, clock=clock, nvml=nvml)
+    with telemetry:
+        first = telemetry._thread
+        assert inside.wait(30)
+    with telemetry:
+        second = telemetry._thread
+        assert second is not first and first.is_alive()
+        go_on.set()
+        first.join(30)
+        assert not first.is_alive()
+    second.join(30)
+    assert not second.is_alive() and nvml.up == 0 and telemetry.notes() == []
 
 
 def test_a_thread_that_dies_leaves_its_lines_and_a_note():
