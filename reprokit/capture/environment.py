@@ -214,7 +214,8 @@ def _container(variables: Mapping[str, str], root: Path = Path("/")) -> dict[str
 def _launcher(variables: Mapping[str, str]) -> str:
     program = Path(next(iter(arguments_of_process()), "")).name
     main = sys.modules.get("__main__")
-    if "ipykernel" in sys.modules and "IPython" in sys.modules:
+    kernel = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    if kernel is not None and kernel.initialized():  # who only looks for kernels has imported much of that, too
         return "notebook"
     if "TORCHELASTIC_RUN_ID" in variables:
         return "torchrun"

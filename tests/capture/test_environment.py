@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from jupyter_client.kernelspec import KernelSpecManager
 from packaging.requirements import Requirement
 
 from reprokit.capture import environment, packages
@@ -234,6 +236,15 @@ def test_a_module_and_its_launchers(project):
     assert found["argv"] == ["pkg/run.py"]
     assert started(["train.py"], project, TORCHELASTIC_RUN_ID="1")["launcher"] == "torchrun"
     assert environment.command(Path.cwd())["launcher"] == "pytest"
+
+
+def test_a_notebook_is_where_a_kernel_runs_and_not_where_somebody_has_looked_for_one(monkeypatch):
+    KernelSpecManager().get_kernel_spec("python3")
+    assert {"ipykernel", "IPython"} <= set(sys.modules) and environment.command(Path.cwd())["launcher"] == "pytest"
+    for runs, launcher in (False, "pytest"), (True, "notebook"):
+        app = SimpleNamespace(IPKernelApp=SimpleNamespace(initialized=lambda runs=runs: runs))
+        monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", app)
+        assert environment.command(Path.cwd())["launcher"] == launcher
 
 
 def test_folders_for_imports_below_the_root(project, monkeypatch):
