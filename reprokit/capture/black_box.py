@@ -23,6 +23,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -116,7 +117,8 @@ class BlackBox:
             faulthandler.disable()
             self._dump.close()
             if self._faults:
-                faulthandler.enable()
+                with suppress(Exception):  # of a stderr that is no file
+                    faulthandler.enable()
             atexit.unregister(self.close)
         shutil.rmtree(path, ignore_errors=True)
 

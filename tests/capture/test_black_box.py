@@ -1,5 +1,7 @@
 """What a process leaves that dies in its step: an incident, whole, whose step runs as it would have run there."""
 
+import faulthandler
+import io
 import json
 import os
 import shutil
@@ -200,6 +202,16 @@ def test_a_run_that_ends_well_leaves_no_box(make, boxes):
     assert list(boxes.iterdir()) == []
 
 
+def test_a_stderr_that_is_no_file_keeps_no_run_from_its_end(make, boxes, monkeypatch):
+    faulthandler.enable()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", io.StringIO())
+        with make() as recorder:
+            recorder.step(batch(1))
+    faulthandler.enable()
+    assert list(boxes.iterdir()) == []
+
+
 WANTS = [(None, "1", 1), (None, "0", 0), (False, "1", 0), (True, "", 1)]
 
 
@@ -267,6 +279,21 @@ def test_kills_are_counted_where_the_process_is(tmp_path):
     assert memory.kills(proc, cgroups) == 5
     (proc / "self/cgroup").write_text("0::/job\n")
     (cgroups / "job/memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert memory.kills(proc, cgroups) == 2
+
+
+def test_kills_in_a_container_beside_the_process_are_not_counted(tmp_path):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (cgroups / "job/container").mkdir(parents=True)
+    (cgroups / "memory/job").mkdir(parents=True)
+    (proc / "vmstat").write_text("oom_kill 5\n")
+    (proc / "self/cgroup").write_text("5:cpu,cpuacct:/\n4:hugetlb,memory:/job\n0::/\n")
+    (cgroups / "memory/job/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert memory.kills(proc, cgroups) == 1
+    (proc / "self/cgroup").write_text("0::/job\n")
+    (cgroups / "job/memory.events").write_text("oom_kill 4\n")  # with those of what lies below it
+    (cgroups / "job/memory.events.local").write_text("oom_kill 2\n")
     assert memory.kills(proc, cgroups) == 2
 
 
