@@ -15,11 +15,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from reprokit import _files
 from reprokit.capture.black_box import DUMP, PLACE, WANTED
@@ -56,12 +58,14 @@ def run(
     """
     with _folder(place or _shared()) as folder:
         environment = {WANTED: "1"} | os.environ | {PLACE: str(folder)}
-        kills = memory.kills()
-        try:
-            child = subprocess.Popen(command, env=environment, stdout=stdout)
-        except OSError as error:
-            raise BadInput(f"{command[0]}: cannot be started ({error.strerror}); check the command after --") from error
-        with _passing_on(child) as passed:
+        kills, signals = memory.kills(), _Signals()
+        with signals:
+            try:
+                child = subprocess.Popen(command, env=environment, stdout=stdout)
+            except OSError as error:
+                cannot = f"{command[0]}: cannot be started ({error.strerror}); check the command after --"
+                raise BadInput(cannot) from error
+            signals.go_to(child)
             core = _waited(child)
         code = child.returncode
         death = Death(
@@ -71,15 +75,15 @@ def run(
             core=core,
         )
         incident = None
-        if not passed and death.signal not in _ASKED_FOR:
+        if not signals.ended and death.signal not in _ASKED_FOR:
             incident = _incident(folder, death, say)
         return Ended(code=code if code >= 0 else 128 - code, incident=incident)
 
 
 def _incident(folder: Path, death: Death, say: Callable[[str], None]) -> Path | None:
     """Of the process that died first, as far as one sees: others may have been ended for its sake."""
-    boxes = [box for box in sorted(folder.iterdir(), key=lambda box: box.stat().st_mtime) if not _lives(box)]
-    for box in sorted(boxes, key=lambda box: not _has_dump(box)):
+    since = {box: when for box in folder.iterdir() if not _lives(box) and (when := _changed(box)) is not None}
+    for box in sorted(since, key=lambda box: (not _has_dump(box), since[box])):
         try:
             step = in_step(box)
             if step is None:
@@ -95,13 +99,20 @@ def _incident(folder: Path, death: Death, say: Callable[[str], None]) -> Path | 
     return None
 
 
-def _lives(box: Path) -> bool:
-    """Whether its owner does: a process that its parent left behind."""
+def _changed(box: Path) -> float | None:
+    """When; None where its owner has removed it meanwhile, and so has ended well."""
     try:
-        os.kill(int(box.name.split("-")[1]), 0)
-    except (ValueError, LookupError, OSError):
+        return box.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _lives(box: Path) -> bool:
+    """Whether its owner does: a process that its parent left behind. One that nobody has waited for yet is dead."""
+    try:
+        return psutil.Process(int(box.name.split("-")[1])).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (ValueError, LookupError, psutil.Error):
         return False
-    return True
 
 
 def _has_dump(box: Path) -> bool:
@@ -113,39 +124,55 @@ def _waited(child: subprocess.Popen[bytes]) -> str:
     status = None
     with suppress(ChildProcessError):  # who passed a signal on to it found it dead, and took its code already
         status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    cwd, dumped = Path.cwd(), status is not None and status.si_code == os.CLD_DUMPED
     child.wait()
-    if not dumped:
+    if status is None or status.si_code != os.CLD_DUMPED:
         return ""
-    for name in (f"core.{child.pid}", "core"):
-        if (cwd / name).is_file():
-            return str(cwd / name)
+    with suppress(OSError):  # of a folder that was removed, too
+        for core in (Path.cwd() / f"core.{child.pid}", Path.cwd() / "core"):
+            if core.is_file():
+                return str(core)
     with suppress(OSError):
         return f"as {Path('/proc/sys/kernel/core_pattern').read_text().strip()} says"
     return ""
 
 
-@contextmanager
-def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """What is sent to us goes to the child as well; yields those that ask it to end. From a terminal, the child has
-    SIGINT already."""
-    passed: list[int] = []
+class _Signals:
+    """Within it, what is sent to us goes to the child as well, and what comes before there is one once there is.
+    `ended`: those that ask it to end. From a terminal, the child has SIGINT already."""
 
-    def pass_on(number: int, frame: object) -> None:
-        if number in _ASKED_FOR:
-            passed.append(number)
-        if number != signal.SIGINT or not os.isatty(0):
-            child.send_signal(number)
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before: dict[int, signal._HANDLER] = {}
 
-    names = [name for name in (*_PASSED_ON, "SIGINT") if hasattr(signal, name)]
-    before: Mapping[int, signal._HANDLER] = {
-        number: signal.signal(number, pass_on) for number in (getattr(signal, name) for name in names)
-    }
-    try:
-        yield passed
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> None:
+        numbers = [getattr(signal, name) for name in (*_PASSED_ON, "SIGINT") if hasattr(signal, name)]
+        self._before = {number: found for number in numbers if (found := signal.getsignal(number)) is not None}
+        self._take(lambda found: found is not signal.SIG_IGN)  # what is ignored the child ignores, as under nohup
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def go_to(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        while self._early:
+            child.send_signal(self._early.pop(0))
+        self._take(lambda found: found is signal.SIG_IGN)
+
+    def _take(self, wanted: Callable[[signal._HANDLER], bool]) -> None:
+        for number, found in self._before.items():
+            if wanted(found):
+                signal.signal(number, self._pass_on)
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        if number in _ASKED_FOR:
+            self.ended.append(number)
+        if self._child is None:
+            self._early.append(number)
+        elif number != signal.SIGINT or not os.isatty(0):
+            self._child.send_signal(number)
 
 
 def _shared() -> Path:

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from reprokit import supervise
+from reprokit.capture.remains import Death
 from reprokit.cli import main
 from reprokit.errors import BadInput
 from reprokit.failure import Kind
@@ -140,6 +141,40 @@ def test_what_is_sent_to_it_goes_to_the_process_and_is_no_failure(folder, asked)
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130}[asked] and not (folder / "incidents").exists()
 
 
+EARLY = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from reprokit import supervise
+
+start = subprocess.Popen
+
+
+def started(*words, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return start(*words, **options)
+
+
+subprocess.Popen = started
+print(supervise.run([sys.executable, "-c", "import time; time.sleep(600)"], place=Path("shm")))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_sent_before_the_process_is_there_goes_to_it_as_well(folder):
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "Ended(code=143, incident=None)\n", (done.returncode, done.stderr)
+
+
+@pytest.mark.slow
+def test_what_is_ignored_is_ignored_by_the_process_too(folder):
+    """As under nohup."""
+    asked = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{COMMAND[2]}"
+    command = [sys.executable, "-c", code, "run", sys.executable, "-c", asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.slow
 def test_streams_and_exit_code_are_the_command_s(folder):
     script = "import sys; print(input()); print('beside', file=sys.stderr); sys.exit(7)"
@@ -196,4 +231,27 @@ def test_folders_of_supervisors_that_were_killed_are_removed(tmp_path):
 def test_a_command_whose_end_was_seen_while_a_signal_was_passed_on_has_ended(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as child:
         child.wait()
+        assert supervise._waited(child) == "" and child.returncode == 3
+
+
+def test_who_is_dead_and_was_not_waited_for_does_not_live(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not supervise._lives(tmp_path / f"box-{child.pid}-a")
+    assert supervise._lives(tmp_path / f"box-{os.getpid()}-a")
+
+
+def test_a_process_that_ends_well_while_its_box_is_looked_at_is_none_that_died(tmp_path, monkeypatch):
+    (tmp_path / "box-1-a").mkdir()
+    monkeypatch.setattr(supervise, "_lives", lambda box: box.rmdir())
+    said = []
+    assert supervise._incident(tmp_path, Death(code=3), said.append) is None and said == []
+
+
+def test_a_folder_that_is_gone_keeps_nobody_from_the_end_of_a_command(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], cwd=tmp_path) as child:
         assert supervise._waited(child) == "" and child.returncode == 3
