@@ -1,8 +1,12 @@
 """A loader that fails between two steps is captured with what can be known: worker, batch, sample."""
 
+import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
+import traceback
 
 import pytest
 import torch
@@ -31,8 +35,8 @@ def build(config):
 
 
 class Clips(Dataset):
-    def __init__(self, how):
-        self.how = how
+    def __init__(self, how, may_die=None):
+        self.how, self.may_die = how, may_die
 
     def __len__(self):
         return COUNT
@@ -41,16 +45,21 @@ class Clips(Dataset):
         if index == BAD:
             if self.how == "raise":
                 raise ValueError(f"clip {index} has no frames")
+            assert self.may_die.wait(60)
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor([float(index)])
 
 
-def failing(how="raise", **options):
+def failing(**options):
     """What a loop over the clips raises."""
     with pytest.raises((ValueError, RuntimeError)) as raised:
-        for _ in DataLoader(Clips(how), batch_size=SIZE, **options):
+        for _ in DataLoader(Clips("raise"), batch_size=SIZE, **options):
             pass
     return raised.value
+
+
+def frames_of(thread):
+    return [frame for frame, _ in traceback.walk_stack(sys._current_frames()[thread])]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -68,7 +77,23 @@ def test_a_worker_that_raises_is_named_with_its_batch():
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_with_what_it_had_not_returned():
-    found = blame(failing("kill", num_workers=2))
+    may_die, here = multiprocessing.Event(), threading.get_ident()
+
+    def let_it_die():
+        """Once its batch is waited for: torch raises what it hears of such a death wherever this process is."""
+        while not any(frame.f_code.co_filename.endswith("/dataloader.py") for frame in frames_of(here)):
+            time.sleep(0.01)
+        may_die.set()
+
+    loader = iter(DataLoader(Clips("kill", may_die), batch_size=SIZE, num_workers=2))
+    for _ in range(BAD // SIZE):
+        next(loader)
+    waits = threading.Thread(target=let_it_die)
+    waits.start()
+    with pytest.raises(RuntimeError) as raised:
+        next(loader)
+    waits.join()
+    found = blame(raised.value)
     [worker] = found["workers"]
     assert worker == {"worker": 1, "died_of": "SIGKILL"}
     assert BAD // SIZE in found["batches"] and BAD in found["samples"]
