@@ -27,7 +27,7 @@ _DETAIL = 200  # characters of another failure's message: what fits on the line
 _PATIENCE = 20  # light evaluations before a case is said not to fail: one that fails in 3 of 10 hides with p = 0.0008
 _TWICE = 2  # failures that a level must show before it is taken for one at which the failure comes and goes
 _PROCESSES = 3  # fresh processes that are tried before that
-_SURE = 6  # further ones in which a case must fail that came and went lightly: of every second one, p = 0.016
+_SURE = 6  # further ones in which a case must fail that lightly did not each time: of every second one, p = 0.016
 
 Run = Callable[[Case, str], Outcome]
 
@@ -54,6 +54,13 @@ class Isolation:
     stable: bool  # two runs of the case had the same fingerprint
     runs: tuple[dict[str, Any], ...]  # level, content, status of every run
     flaky: bool = False  # it fails only sometimes, whatever is restored
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may come and go for all that is known: a run of the case did not fail, or two that did left no
+        numbers that they could have had in common, as of an exception before the first loss."""
+        failed = all(run["status"] == Status.FAIL for run in self.runs if run["content"] == "batch")
+        return not failed or not self.case.fingerprint
 
     @property
     def batch_guilty(self) -> bool | None:
@@ -100,8 +107,9 @@ class _Settling:
         return self._found(level, first, donor, stable=stable) if stable or last else None
 
     def _surely(self) -> bool:
-        """Two fresh processes may agree by chance on what comes and goes, and then each question would cost one."""
-        went = any(0 < self._count(level, Status.FAIL) < self._count(level) for level in LEVELS[:-1])
+        """Two fresh processes may agree by chance on what comes and goes, and then each question would cost one. A case
+        that did not fail where it was run lightly, not even once, may be such a one."""
+        went = any(self._count(level, Status.FAIL) < self._count(level) for level in LEVELS[:-1])
         return not went or all(self._at(LEVELS[-1], self._case).status is Status.FAIL for _ in range(_SURE))
 
     def _lighter(self) -> str | None:

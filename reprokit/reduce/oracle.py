@@ -248,8 +248,10 @@ class Oracle:
         try:
             for _ in range(_TRIES):
                 outcome = evaluate(trial.case, trial.isolation)
+                if self._over:  # it was ended, and what it was asked of may be gone: nobody wants another try
+                    return outcome
                 if outcome.status is not Status.INFRA:
-                    if self.journal and not self._over:
+                    if self.journal:
                         self.journal.answered(trial.key, outcome.to_json())
                     return outcome
         finally:

@@ -8,7 +8,7 @@ are measured and the plan is driven once more, with as many trials a question as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log2
 from time import monotonic
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 How = Literal["captured", "fresh"]  # the random numbers that trials start from
 
 _REPEATS = 2  # of the reduced case from the same random numbers, beside the run that found it
+_DOUBTED = 8  # the same where it may come and go for all that is known: of every second one, p = 0.004
 _STATES = 6  # random numbers that it is tried with: a failure that half of them cause escapes with probability 1 / 64
 _AGAIN = {
     "captured": "it fails only sometimes: searched again, with several trials a question",
@@ -173,14 +174,21 @@ class _Reducer:
         if self._oracle.captured.kind in DEADLY:
             return None  # each costs a deadline; whoever verifies the result will see it
         self._oracle.phase, case = "confirm", self._plan.part.case()
-        if any(self._oracle.trial(case, i).status is not Status.FAIL for i in range(1, _REPEATS + 1)):
+        if not all(self._fail(case, _DOUBTED if self._isolation.doubtful else _REPEATS)):
             return "captured"
         if self._isolation.case.random:
             self._oracle.rng = "fresh"
-            if any(self._oracle.trial(case, i).status is not Status.FAIL for i in range(1, _STATES + 1)):
+            if not all(self._fail(case, _STATES)):
                 return "fresh"
             self._oracle.rng = "captured"
+        last, outcome = self._last(0)
+        if outcome.status is not Status.FAIL and any(self._fail(last, _DOUBTED)):
+            return "captured"
         return None
+
+    def _fail(self, case: Case, times: int) -> Iterator[bool]:
+        """Whether further runs of a case do. Raises Spent."""
+        return (self._oracle.trial(case, i).status is Status.FAIL for i in range(1, times + 1))
 
     def _measure(self, how: How) -> None:
         """Rates of case and donor, each trial from the same random numbers or from other ones."""
@@ -249,17 +257,20 @@ class _Reducer:
 
     def _final(self) -> tuple[Case, Outcome]:
         """The reduced case run to its end, whatever the budget says: without it there is no fingerprint to replay."""
-        oracle, thorough = self._oracle, replace(self._plan.part.case(), thorough=True)
-        oracle.phase = "final"
-        self._plan.phase, self._plan.axis = "final", ""
-        for number in range(_FINAL if oracle.rates else 1):
-            trial, outcome = oracle.run(thorough, number)
+        for number in range(_FINAL if self._oracle.rates else 1):
+            trial, outcome = self._last(number)
             if outcome.status is Status.FAIL:
                 return trial, outcome
         raise Unsettled(
             f"{self._incident.path}: the reduced case is {outcome.status} when its step runs to the end; "
             "something outlives an evaluation, even in fresh processes; next: reprokit replay"
         )
+
+    def _last(self, number: int) -> tuple[Case, Outcome]:
+        """One run of it; with the case as it was run."""
+        self._oracle.phase = self._plan.phase = "final"
+        self._plan.axis = ""
+        return self._oracle.run(replace(self._plan.part.case(), thorough=True), number)
 
     def _report(self, _: Case, outcome: Outcome) -> None:
         oracle, plan = self._oracle, self._plan

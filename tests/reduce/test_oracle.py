@@ -130,9 +130,10 @@ def test_numbers_that_differ_between_fresh_processes_are_said_to():
     assert found.level == "process" and not found.stable
 
 
+@pytest.mark.parametrize("first", [[], [PASS, PASS]], ids=["seen to come and go", "not seen to come"])
 @pytest.mark.parametrize(("third", "level"), [(PASS, "restore"), (FAIL, "process")])
-def test_two_processes_that_agree_by_chance_do_not_make_each_question_cost_one(third, level):
-    lightly, fresh = cycle([FAIL, PASS]), chain([FAIL, FAIL, third], repeat(FAIL))
+def test_two_processes_that_agree_by_chance_do_not_make_each_question_cost_one(first, third, level):
+    lightly, fresh = chain(first, cycle([FAIL, PASS])), chain([FAIL, FAIL, third], repeat(FAIL))
 
     def run(case, isolation):
         if case.content == "donor":
@@ -153,6 +154,28 @@ def test_weights_follow_each_tensor_s_own_axes():
     assert weigh(case()) == 1
     assert weigh(case(v=(0,))) == (2 * 4 * 10 + 2 * 1 * 4 * 5 + 2) / total
     assert weigh(Case(incident=Path("incident"), content="donor")) == (2 * 2 * 10 + 2 * 3 * 2 * 5 + 2) / total
+
+
+def test_what_is_ended_is_not_tried_again():
+    began, ended, tries = Event(), Event(), []
+
+    def evaluate(case, isolation):
+        tries.append(case)
+        began.set()
+        ended.wait()
+        return Outcome(status=Status.INFRA)  # as of a process that was killed
+
+    def interrupted(asked):
+        with asked:
+            futures.append(asked._submit(asked._trial(WHOLE.case(), 0)))
+            began.wait()
+            raise KeyboardInterrupt
+
+    futures = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(oracle(evaluate))
+    ended.set()
+    assert futures[0].result().status is Status.INFRA and len(tries) == 1
 
 
 def test_who_is_interrupted_waits_for_no_evaluation_and_what_it_comes_to_is_no_answer(tmp_path):

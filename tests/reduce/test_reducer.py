@@ -337,6 +337,28 @@ def test_a_failure_that_comes_and_goes_is_reduced_with_its_rates(make):
     assert 0.3 < found.rate["case"]["rate"] < 0.9 and found.rate["donor"]["fail"] == 0 and not found.depends_on_rng
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,  # passes lightly at first, and then two fresh processes agree that it fails
+        39,  # fails each time that the reduced case is run twice again
+        82,  # the same, but for the last run, to its end
+    ],
+)
+def test_what_agrees_by_chance_is_neither_believed_nor_asked_in_a_process_each(make, seed):
+    """It raises before the first loss, so no two of its runs have numbers in common that would say more."""
+    error, dice = Signature(kind=Kind.EXCEPTION, where="forward", exception="ZeroDivisionError"), random.Random(seed)
+
+    def look(batch):
+        return error if batch["global"].isnan().any() and dice.random() < 0.5 else None
+
+    options = {"signature": error, "fingerprint": lambda batch: {}}
+    bench = make(poke("global", 2), look, options=options, v=1, t=2)
+    found = bench.reduce()
+    assert found.rate and found.isolation != "process" and axes(found)["b"] == ((2,), (2,))
+    assert sum(isolation == "process" for _, isolation in bench.asked) < 20
+
+
 def test_one_that_fails_once_in_a_while_is_refused_with_its_counts(make):
     seen = []
 
