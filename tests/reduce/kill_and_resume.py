@@ -36,17 +36,27 @@ def child(incident, journal, result):
         os._exit(0)
 
 
+def runs(pid):
+    """Of a child that nobody has waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
 def main():
     incident, scratch, times = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     started = time.monotonic()
     os.waitpid(child(incident, scratch / "whole.jsonl", scratch / "whole.json"), 0)
     length = time.monotonic() - started
+    written = (scratch / "whole.jsonl").read_bytes()
+    size, records = len(written), written.count(b"\n")
     print((scratch / "whole.json").read_text(), flush=True)
     dice = random.Random(0)
     for index in range(times):
         journal, result = scratch / f"{index}.jsonl", scratch / f"{index}.json"
         pid = child(incident, journal, result)
-        time.sleep(dice.random() * length)
+        enough = dice.random() * size  # how far it comes in a second depends on what else the machine does
+        while runs(pid) and not (journal.exists() and journal.stat().st_size >= enough):
+            time.sleep(0.001)
+        time.sleep(dice.random() * length / records)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         killed = not result.exists()

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -356,10 +357,11 @@ def test_killed_at_any_instant_it_leaves_a_readable_prefix_and_is_continued(path
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
             if random.random() < 0.9:
                 writer.stdout.readline()
-            try:
-                writer.wait(random.random() * 0.05)
-            except subprocess.TimeoutExpired:
-                writer.kill()
+                enough = path.stat().st_size + random.randrange(200_000)  # bytes: how long a disk takes for them varies
+                while path.stat().st_size < enough and writer.poll() is None:
+                    pass
+            time.sleep(random.random() * 0.005)
+            writer.kill()
         with journal_at(path, {"incident": "f00d"}) as journal:
             answers = journal.answers
             assert journal.unanswered.total() <= kills

@@ -121,6 +121,7 @@ def test_the_step_that_poisoned_the_teacher_is_found_among_later_ones(captured):
     assert found.axes["b"].guilty == (0,) and found.axes["t"].guilty == (3,)
 
 
+@pytest.mark.timeout(900)  # trials by the hundred: a minute of one core
 def test_a_failure_that_random_numbers_decide_is_asked_over_several_of_their_states(captured):
     incident, _ = captured("z36")
     found, again = shrink(incident)
