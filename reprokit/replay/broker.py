@@ -69,17 +69,13 @@ class Crew:
     async def keep(self) -> None:
         """Hosts for every node that is there, for ever."""
         while True:
-            with suppress(RayError, RuntimeError):  # a head that does not answer now may do so at the next look
-                self._look()
+            places = self._places()
+            for seat in places:
+                task = self._tasks.get(seat.place)
+                if (task is None or task.done()) and seat.place not in self._refused:
+                    self._tasks[seat.place] = asyncio.create_task(self._serve(seat))
+            self._despair({seat.place for seat in places})
             await asyncio.sleep(_LOOK)
-
-    def _look(self) -> None:
-        places = self._places()
-        for seat in places:
-            task = self._tasks.get(seat.place)
-            if (task is None or task.done()) and seat.place not in self._refused:
-                self._tasks[seat.place] = asyncio.create_task(self._serve(seat))
-        self._despair({seat.place for seat in places})
 
     async def close(self) -> None:
         """End what runs, and the hosts."""
@@ -93,8 +89,11 @@ class Crew:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _places(self) -> list[Seat]:
-        asked = self._asked
-        return seats(ray.nodes(), need=asked["need"], gpu=asked["gpu"], jobs=asked["jobs"])
+        """None where the head does not answer, which it may do at the next look."""
+        asked, nodes = self._asked, []
+        with suppress(RayError, RuntimeError):
+            nodes = ray.nodes()
+        return seats(nodes, need=asked["need"], gpu=asked["gpu"], jobs=asked["jobs"])
 
     async def _serve(self, seat: Seat) -> None:
         """One host, from its start until it is lost."""

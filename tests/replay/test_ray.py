@@ -76,27 +76,29 @@ def test_a_replay_on_the_cluster_is_one_like_any_other(opened, incident, tmp_pat
     assert len([path for path in stored if path.parent.name == "incidents"]) == 1
 
 
-def test_a_head_that_does_not_answer_once_is_asked_again(monkeypatch):
-    """Else no node would ever get a host again."""
-    looks = []
+@pytest.mark.parametrize("silent", [1, 10**9])
+def test_a_head_that_does_not_answer_is_asked_again_as_long_as_there_is_patience(monkeypatch, silent):
+    looks, answers = [], io.StringIO()
 
-    def places(crew):
-        looks.append(crew)
-        if len(looks) == 1:
+    def nodes():
+        looks.append(1)
+        if len(looks) <= silent:
             raise RuntimeError("Failed to get all node info")
         return []
 
-    monkeypatch.setattr(broker.Crew, "_places", places)
+    monkeypatch.setattr(broker.ray, "nodes", nodes)
     monkeypatch.setattr(broker, "_LOOK", 0.0)
 
     async def look():
-        keeping = asyncio.create_task(broker.Crew({"patience": 9.0}, io.StringIO()).keep())
-        while len(looks) < 2 and not keeping.done():
+        crew = broker.Crew({"patience": 0.01, "need": None, "gpu": False, "jobs": None}, answers)
+        crew.add(broker.Attempt(number=0, id="", case=""))
+        keeping = asyncio.create_task(crew.keep())
+        while "fatal" not in answers.getvalue() and not keeping.done():
             await asyncio.sleep(0)
         keeping.cancel()
 
     asyncio.run(look())
-    assert len(looks) == 2
+    assert len(looks) > 1 and "no node had room for 0.01 s" in answers.getvalue()
 
 
 def test_a_cluster_that_is_not_there_is_one_line(incident):
