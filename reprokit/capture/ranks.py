@@ -333,11 +333,19 @@ class Ranks:
         return begun.step <= last.step and (last.signature is not None or not saw.symptoms)
 
     def _end_if_stuck(self) -> None:
-        if self._pending is None or monotonic() - self._pending[1] < _STUCK:
+        pending = self._pending
+        if pending is None or monotonic() - pending[1] < _STUCK:
             return
-        told = self._pending[0]
+        told = pending[0]
         if not self._aborted:
-            self._aborted, self._pending = True, (told, monotonic())
+            if not self._turn.acquire(blocking=False):
+                return  # the loop is not stuck: it has come to hear of it
+            try:
+                if self._pending is not pending:
+                    return
+                self._aborted, self._pending = True, (told, monotonic())
+            finally:
+                self._turn.release()
             with suppress(Exception):
                 from torch.distributed.distributed_c10d import _abort_process_group
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import reprokit
+from reprokit.capture.ranks import Ranks, Told
 from reprokit.failure import Kind
 from reprokit.step.case import Case
 from reprokit.step.outcome import Status
@@ -27,9 +28,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from reprokit.harness import take_state
 
 RANK = int(os.environ.get("RANK", 0))
-if "STUCK" in os.environ:
-    import reprokit.capture.ranks
-    reprokit.capture.ranks._STUCK = float(os.environ["STUCK"])
+for name in ("STUCK", "JUDGE"):
+    if name in os.environ:
+        import reprokit.capture.ranks
+        setattr(reprokit.capture.ranks, f"_{name}", float(os.environ[name]))
 
 class Net(nn.Module):
     def __init__(self):
@@ -101,9 +103,10 @@ def start(folder, act, *, inits=True, body=TRAIN):
     body = body.replace("INITS", repr(inits))
     (folder / "train.py").write_text(textwrap.dedent(body))
     place = folder / f"store-{act}"
+    judge = {} if act == "kill" else {"JUDGE": "60"}  # a machine that has other work, too: who is dead never answers
     processes = []
     for rank in (0, 1):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+        env = {**os.environ, **judge, "OMP_NUM_THREADS": "1", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
         with (folder / f"out-{rank}.txt").open("w") as out:
             command = [sys.executable, "train.py", act, str(place)]
             processes.append(subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=env))
@@ -256,6 +259,16 @@ def test_a_process_that_waits_for_one_that_never_comes_ends(tmp_path, monkeypatc
     incident = captured(tmp_path)
     assert codes[0] == 1 and f"captured in {incident.path}" in said[0] and "its process ends" in said[0], said[0]
     assert (incident.manifest.origin, incident.ranks) == (1, [0, 1])
+
+
+def test_a_loop_that_comes_while_it_is_asked_whether_it_is_stuck_is_not(monkeypatch):
+    ranks = Ranks(writer=None, history=None)
+    told = Told(path=None, signature=None, step=4, rank=1, stops=True, quiet=True)
+    reads = iter([(told, -1e9)])
+    taken = property(lambda self: next(reads, None), lambda self, value: pytest.fail("it was heard already"))
+    monkeypatch.setattr(Ranks, "_pending", taken, raising=False)
+    ranks._end_if_stuck()
+    assert not ranks._aborted
 
 
 def test_a_hang_is_captured_with_all_ranks_and_nobody_stops(tmp_path):
