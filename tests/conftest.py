@@ -6,11 +6,13 @@ REPROKIT_REQUIRE lists, with commas, what must not be missing: `REPROKIT_REQUIRE
 from __future__ import annotations
 
 import os
-import random
 import re
+import secrets
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -18,12 +20,15 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 # A machine that is busy is no failure; and every run asks the same questions, or one would now and then fail for what
 # others found fine. `--hypothesis-profile explore` draws new ones.
 settings.register_profile("explore", deadline=None)
 settings.register_profile("reprokit", deadline=None, derandomize=True)
 settings.load_profile("reprokit")
+# Nor is anybody asked about the constants of our own modules: which of those are imported depends on what ran before.
+providers._get_local_constants = lambda: providers._local_constants
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell put into the background; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,6 +64,13 @@ OPTIONAL: dict[str, Callable[[], str]] = {"docker": docker_is_missing}
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := REQUIRED - set(OPTIONAL):
         raise pytest.UsageError(f"REPROKIT_REQUIRE: {', '.join(sorted(unknown))}: not one of {', '.join(OPTIONAL)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first that needs an image waits until it is built, by this worker or another: minutes where it is busy."""
+    for item in items:
+        if item.get_closest_marker("docker") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -179,7 +191,7 @@ def incidents_in(fill):
 
     def make_in(folder):
         def make(body="pass", batch=None, donor="healthy", signature=None, variables=None, config=None, symptoms=()):
-            name = f"train{random.getrandbits(40):x}"  # each its own module: scripts of other tests stay out of it
+            name = f"train{secrets.token_hex(5)}"  # each its own module, whatever a test has done to `random`
             source = folder / name
             source.mkdir()
             (source / f"{name}.py").write_text(SCRIPT.format(body=body.replace("\n", "\n        ")))
@@ -229,9 +241,35 @@ def captured(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cli(capsys):
-    """cli(*words) -> exit code, stdout, stderr."""
+def overdue_when(monkeypatch):
+    """overdue_when(holds): deadlines of attempts pass while this holds, so that no test has to know how long a machine
+    takes to come so far: each look at the time then takes days, also one that comes late."""
+    from reprokit.replay.engines import script
+    from reprokit.step import deadline
+
+    def make(holds):
+        lock, passed = threading.Lock(), 0.0
+
+        def monotonic():
+            nonlocal passed
+            with lock:
+                passed += 1e6 if holds() else 0.0
+                return time.monotonic() + passed
+
+        for module in (deadline, script):
+            monkeypatch.setattr(module, "monotonic", monotonic)
+
+    return make
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """cli(*words) -> exit code, stdout, stderr. Without the lines that a verb says now and then while it takes long:
+    how many there are is a matter of the machine."""
+    from reprokit.cli import pulse
     from reprokit.cli.main import run
+
+    monkeypatch.setattr(pulse, "EVERY", float("inf"))
 
     def call(*words):
         with pytest.raises(SystemExit) as end:

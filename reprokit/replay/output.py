@@ -34,6 +34,7 @@ class Scanner:
     def __init__(self, fails_on: Sequence[Criterion]) -> None:
         self.matched: dict[str, str] = {}
         self.metrics: dict[str, float] = {}
+        self.seen = 0  # bytes
         self._patterns = [one.pattern for one in fails_on if isinstance(one, Output)]
         self._values = {one.name: _told(one.name) for one in fails_on if isinstance(one, Metric)}
         self._tail, self._line = b"", b""
@@ -43,6 +44,7 @@ class Scanner:
         """What was printed since the last time."""
         with self._lock:
             self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
+            self.seen += len(data)
         if not self._patterns and not self._values:
             return
         *lines, rest = data.replace(b"\r", b"\n").split(b"\n")
@@ -73,6 +75,15 @@ class Scanner:
         for name, value in self._values.items():
             for found in value.finditer(text):
                 self.metrics[name] = float(found[1])
+
+
+def drain(reader: threading.Thread, scanner: Scanner, patience: float) -> None:
+    """Wait for the last output of what has ended, for as long as some of it comes within `patience` seconds: on a busy
+    machine a lot of it takes its time."""
+    seen = -1
+    while reader.is_alive() and scanner.seen != seen:
+        seen = scanner.seen
+        reader.join(patience)
 
 
 def _told(name: str) -> re.Pattern[str]:

@@ -41,6 +41,15 @@ def evaluate(engine: Callable[..., Docker], containers: Callable[[Docker], list[
     return once
 
 
+@pytest.fixture
+def seen(tmp_path: Path) -> Bind:
+    """A folder in which a container, as /seen, leaves word of how far it came."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return Bind(source=str(folder), target="/seen", writable=True)
+
+
 BEGUN = "open('/out/outcome.begun', 'w')"  # as the worker does before the step
 
 LOOK_AROUND = """
@@ -108,13 +117,19 @@ def test_what_an_attempt_sees_and_may_do(evaluate: Evaluate, limits: Limits, mon
 
 @pytest.mark.docker
 @pytest.mark.parametrize(("kind", "status"), [(Kind.HANG, Status.FAIL), (Kind.NONFINITE_LOSS, Status.OTHER)])
-def test_a_deadline_ends_what_will_not_end(evaluate: Evaluate, kind: Kind, status: Status):
-    begin = "import pathlib; pathlib.Path('/out/outcome.begun').touch()\n"
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('asleep'); time.sleep(600)"
-    script = begin + deaf
-    outcome = evaluate(script, kind=kind, deadline=3.0)
+def test_a_deadline_ends_what_will_not_end(evaluate: Evaluate, seen: Bind, overdue_when, kind: Kind, status: Status):
+    script = f"""
+        import signal, time
+        {BEGUN}
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("asleep")
+        open("/seen/asleep", "w")
+        time.sleep(600)
+    """
+    overdue_when((Path(seen.source) / "asleep").exists)
+    outcome = evaluate(script, kind=kind, deadline=200.0, binds=[seen])
     assert (outcome.status, outcome.signature and outcome.signature.kind) == (status, Kind.HANG)
-    assert "within 3 s" in outcome.detail and "asleep" in outcome.detail
+    assert "within 200 s" in outcome.detail and "asleep" in outcome.detail
 
 
 @pytest.mark.docker
@@ -195,19 +210,16 @@ def test_leaving_early_ends_and_removes_what_runs(engine, containers, incident: 
 
 
 @pytest.mark.docker
-def test_as_many_at_once_as_there_is_capacity(engine, incident: Path):
+def test_as_many_at_once_as_there_is_capacity(engine, incident: Path, seen: Bind):
     """Each waits to see the other, so one after the other would never end."""
     script = f"""
         import json, os, time
-        open(f"/meet/{{os.getpid()}}-{{time.monotonic_ns()}}", "w")
-        while len(os.listdir("/meet")) < 2:
+        open(f"/seen/{{os.getpid()}}-{{time.monotonic_ns()}}", "w")
+        while len(os.listdir("/seen")) < 2:
             time.sleep(0.05)
         open("/out/outcome.json", "w").write({NOTHING_FAILED!r})
     """
-    meet = incident.parent / "meet"
-    meet.mkdir()
-    meet.chmod(0o777)
-    with engine(script, jobs=2, binds=[Bind(source=str(meet), target="/meet", writable=True)]) as docker:
+    with engine(script, jobs=2, binds=[seen]) as docker:
         assert docker.capacity == 2
         outcomes = [future.result(timeout=120) for future in [docker.submit(Case(incident=incident)) for _ in range(2)]]
     assert [outcome.status for outcome in outcomes] == [Status.PASS] * 2

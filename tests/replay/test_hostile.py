@@ -4,6 +4,7 @@ In real containers, since the question is what an engine and a kernel make of wh
 """
 
 import json
+import os
 import platform
 import tempfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from reprokit.step.outcome import Outcome, Status
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker]
 
-GONE = "86399.123"  # an argument of `sleep` that nobody else on this machine has
+GONE = f"86399.{os.getpid()}"  # an argument of `sleep` that nobody else on this machine has
 
 # A step that tries it all, and says in its exception how far it came.
 BODY = """
@@ -177,7 +178,7 @@ def test_a_step_that_tries_it_all_gets_nowhere(
 BEGUN = "open('/out/outcome.begun', 'w').close()"
 
 
-def test_what_left_its_group_and_is_deaf_ends_at_the_deadline(evaluate):
+def test_what_left_its_group_and_is_deaf_ends_at_the_deadline(evaluate, overdue_when):
     script = f"""
         import os, signal, time
         {BEGUN}
@@ -189,7 +190,8 @@ def test_what_left_its_group_and_is_deaf_ends_at_the_deadline(evaluate):
         while True:
             time.sleep(1)
     """
-    outcome = evaluate(script, kind=Kind.HANG, deadline=3.0)
+    overdue_when(alive)
+    outcome = evaluate(script, kind=Kind.HANG, deadline=200.0)
     assert outcome.status is Status.FAIL and not alive()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprokit.replay.criterion import parse
-from reprokit.replay.output import Scanner, measured
+from reprokit.replay.output import Scanner, drain, measured
 
 NAN = float("nan")
 
@@ -63,6 +63,29 @@ def test_a_hundred_megabytes_take_no_memory_and_hide_nothing():
     scanner.close()
     assert scanner.matched and scanner.metrics == {"loss": 3.0}
     assert scanner.log.endswith("the end") and len(scanner.log) < 100_000
+
+
+class Reader:
+    """A thread whose every wait lets one more piece come, while there are any."""
+
+    def __init__(self, scanner, pieces, silent=False):
+        self.scanner, self.pieces, self.silent, self.waits = scanner, list(pieces), silent, 0
+
+    def is_alive(self):
+        return bool(self.pieces) or self.silent
+
+    def join(self, patience):
+        self.waits += 1
+        if self.pieces:
+            self.scanner.feed(self.pieces.pop(0))
+
+
+def test_the_last_output_is_waited_for_while_it_comes_and_no_longer():
+    scanner = Scanner([parse("output=the end")])
+    drain(Reader(scanner, [*[b"x" * 9] * 50, b"the end\n"]), scanner, 30.0)
+    assert scanner.matched
+    drain(silent := Reader(scanner, [b"more"], silent=True), scanner, 30.0)
+    assert silent.waits == 2
 
 
 def test_what_a_terminal_would_obey_is_taken_out():

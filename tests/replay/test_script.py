@@ -16,7 +16,12 @@ from reprokit.errors import BadInput
 from reprokit.incident import Draft, Incident
 from reprokit.pipeline import Options, Subject
 from reprokit.progress import Silence
+from reprokit.replay.choose import open_script
+from reprokit.replay.engines import contained_script
+from reprokit.replay.engines.script import Script
+from reprokit.replay.stage import Stage
 from reprokit.replay.verdict import Verdict
+from reprokit.step.case import Case
 from reprokit.step.outcome import Status
 
 pytestmark = pytest.mark.slow
@@ -136,13 +141,13 @@ DEAF = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+print("loss: nan", flush=True)
 for _ in range(3):
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.execvp("sleep", ["sleep", sys.argv[1]])
         os._exit(0)
-print("loss: nan", flush=True)
 if sys.argv[2] == "end":
     sys.exit(0)
 while True:
@@ -151,18 +156,34 @@ while True:
 
 
 @pytest.mark.parametrize("engine", [PROCESS, DOCKER])
-def test_what_is_deaf_and_forks_ends_with_its_attempt(run, engine):
+def test_what_is_deaf_and_forks_ends_with_its_attempt(run, engine, overdue_when):
     own = mark()
-    found = run(DEAF, engine, words=f"{own} hang", fails_on=["hang"], timeout=2.0)
+    overdue_when(lambda: len(sleeping(own)) == 3)
+    found = run(DEAF, engine, words=f"{own} hang", fails_on=["hang"])
     assert found.attempts[0].outcome.status is Status.FAIL and not sleeping(own)
-    assert "did not end within 2 s" in found.attempts[0].outcome.detail
+    assert "did not end within 120 s" in found.attempts[0].outcome.detail
     assert found.attempts[0].outcome.exit_code is None
-    seen = run(DEAF, engine, words=f"{own} hang", fails_on=["output=loss: nan"], timeout=2.0)
+    seen = run(DEAF, engine, words=f"{own} hang", fails_on=["output=loss: nan"])
     assert seen.attempts[0].outcome.status is Status.FAIL and not sleeping(own)
-    other = run(DEAF, engine, words=f"{own} hang", timeout=2.0)
+    other = run(DEAF, engine, words=f"{own} hang")
     assert other.attempts[0].outcome.status is Status.OTHER
     ended = run(DEAF, engine, words=f"{own} end")
     assert ended.attempts[0].outcome.status is Status.PASS and not sleeping(own)
+
+
+@pytest.mark.parametrize("engine", [PROCESS, DOCKER])
+def test_who_leaves_does_not_wait_for_what_runs(here, scratch, engine, request, until, monkeypatch):
+    monkeypatch.setattr(contained_script, "_PARTING", 1e6)  # for output, of which no more would come
+    own, image = mark(), request.getfixturevalue("base_image") if engine == "docker" else None
+    (here / "train.py").write_text(DEAF)
+    asked = scripting.asked(f"python3 train.py {own} hang")
+    with Stage(None, asked.command.places, asked.given) as stage:
+        script = Script(command=asked.command, fails_on=asked.fails_on, stage=stage)
+        with open_script(script, None, Options(engine=engine, image=image, jobs=1)) as opened:
+            future = opened.submit(Case(incident=here))
+            until(lambda: len(sleeping(own)) == 3)
+        assert future.result().detail == "interrupted" and not sleeping(own)
+    assert not list(scratch.glob(f"{PREFIX}*"))
 
 
 def test_one_that_kills_what_keeps_it_ends_too(run):

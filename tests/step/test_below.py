@@ -82,18 +82,26 @@ def test_all_that_was_started_ends_but_what_is_spared():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_a_process_can_end_with_its_parent():
     code = (
-        "import os, time; from reprokit.step import below; me = os.getpid(); pid = os.fork()\n"
-        "if pid == 0: below.end_with_parent(me); print(os.getpid(), flush=True); time.sleep(600)\n"
-        "time.sleep(0.5); os._exit(0)"
+        "import os, time; from reprokit.step import below; me = os.getpid(); told, tell = os.pipe(); pid = os.fork()\n"
+        "if pid == 0: below.end_with_parent(me); print(os.getpid(), flush=True); os.write(tell, b'x')\n"
+        "if pid == 0: time.sleep(600)\n"
+        "os.read(told, 1); os._exit(0)"
     )
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with done:
         child = int(done.stdout.readline())
         done.wait(60)
-    until = time.monotonic() + 20
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    until = time.monotonic() + 60
+    while lives(child):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_without_children_there_is_nothing_to_look_for(monkeypatch):

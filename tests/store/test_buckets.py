@@ -22,6 +22,8 @@ CODES |= {404: "NoSuchKey"}
 class Server(ThreadingHTTPServer):
     """A bucket in memory. condition: what it says where it is asked to write only if nothing is there."""
 
+    request_queue_size = 128  # a connection past it is tried again after a second, and then given up
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.held: dict[str, bytes] = {}

@@ -25,7 +25,7 @@ from reprokit.replay.engines import script as scripts
 from reprokit.replay.engines.docker import Docker
 from reprokit.replay.engines.script import DEADLINE, Script
 from reprokit.replay.handover import Room
-from reprokit.replay.output import Scanner
+from reprokit.replay.output import Scanner, drain
 from reprokit.replay.stage import Stage
 from reprokit.step import worker
 from reprokit.step.case import Case
@@ -34,7 +34,7 @@ from reprokit.step.outcome import Outcome, Status
 
 WORK, INPUTS = "/work", "/inputs"
 _MANY = 10_000  # files and folders that an attempt may leave beside its copy of the source
-_PARTING = 30.0  # seconds for the last output of a container that ended
+_PARTING = 30.0  # seconds without a byte of the last output of a container that ended
 _NOT_STARTED = re.compile(r"^timeout: [^\n]*", re.MULTILINE)
 _NO_PROGRAM = (126, 127)
 
@@ -85,10 +85,10 @@ class ContainedScript(Docker):
                 container.start()
                 greedy = self._watched(container, Deadline(spec.limits.deadline, folder / "never"), room)
                 overdue = f"did not end within {spec.limits.deadline:g} s" if greedy == "" else ""
-                if self._closing.is_set():
-                    return Outcome(status=Status.INFRA, detail="interrupted")
-                if overdue or greedy:
-                    machine.kill(container)
+                if greedy is not None:
+                    machine.kill(container)  # before its output is waited for
+            if self._closing.is_set():
+                return Outcome(status=Status.INFRA, detail="interrupted")
             end = machine.end_of(container, overdue=overdue, greedy=greedy or "", begun=True)
         finally:
             machine.remove(container)
@@ -152,4 +152,4 @@ def _read(container: Container, scanner: Scanner) -> Iterator[None]:
     reader = threading.Thread(target=feed, daemon=True)
     reader.start()
     yield
-    reader.join(_PARTING)
+    drain(reader, scanner, _PARTING)

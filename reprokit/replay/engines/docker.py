@@ -66,8 +66,9 @@ class Docker(Engine):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)  # first: what waits would begin where one is interrupted
         self._closing.set()  # each thread kills and removes its own container within one look
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown()
         self._machine.close()
 
     def _evaluate(self, case: Case) -> Outcome:
