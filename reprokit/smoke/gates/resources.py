@@ -157,7 +157,8 @@ class Fetched:
 
 def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
     """Some batches, with a deadline for each. In a thread, since nothing else ends a wait for a worker that is stuck:
-    such a thread stays behind, and ends with the process."""
+    such a thread stays behind, and ends with the process. No other does: what it draws from the generators would be
+    drawn in the middle of what comes next."""
     come: queue.SimpleQueue[tuple[float, BaseException | None] | None] = queue.SimpleQueue()
     enough = threading.Event()
     thread = threading.Thread(target=_iterate, args=(loader, come, enough), daemon=True)
@@ -178,6 +179,8 @@ def fetch(loader: Iterable[Any], stuck_after: float) -> Fetched:
         assert thread.ident is not None
         fetched.error = standing(thread.ident, stuck_after)
     enough.set()
+    if fetched.error is None:
+        thread.join(stuck_after)  # it may be in a batch that nobody waits for
     return fetched
 
 
