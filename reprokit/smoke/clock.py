@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -75,14 +75,21 @@ class Clock:
             self._since = monotonic()
 
     @contextmanager
-    def longer(self, by: float) -> Iterator[None]:
-        """Around what ends by itself after so many seconds at most."""
+    def longer(self, by: float) -> Iterator[Callable[[], None]]:
+        """Around what ends by itself after so many seconds at most. Yields what says that this is over already: what
+        is late without it is interrupted at once."""
+        given = [by]
+
+        def over() -> None:
+            with suppress(IndexError):  # who says it again, perhaps on another thread
+                self._more -= given.pop()
+
         self._more += by
         try:
-            yield
+            yield over
         finally:
             self.begins()
-            self._more -= by
+            over()
 
     def _late(self, since: float) -> float:
         """How many seconds over time; negative before that."""

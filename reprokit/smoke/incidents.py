@@ -15,12 +15,14 @@ from typing import Any
 from reprokit import _files
 from reprokit.capture.logs import one_line
 from reprokit.capture.recorder import Recorder
+from reprokit.capture.writer import OnIncident
 from reprokit.smoke import note
 from reprokit.smoke.gate import OPENING, RAISES, Finding, Subject, Verdict
 from reprokit.smoke.laps import copied
 from reprokit.step.limits import Limits
 
 _SOONER = 0.8  # of the time that a step has before it is interrupted, after which it is captured as a hang
+_MEANWHILE = 30.0  # seconds more at most until it is interrupted, once it is captured: on a busy machine that is late
 
 
 def write(subject: Subject, findings: Sequence[Finding]) -> tuple[list[Path], list[str]]:
@@ -79,14 +81,15 @@ def _again(subject: Subject, gate: str) -> list[str]:
 
 def _failing(subject: Subject, reason: str, batches: Sequence[Any]) -> Path | None:
     """Of a step that fails by itself, with one of these."""
-    recorder = _recorder(subject, reason)
-    try:
-        with recorder:
-            for batch in batches:
-                recorder.step(copied(batch))
-    except BaseException as error:  # the recorder has seen it
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    with subject.clock.longer(_MEANWHILE) as over:
+        recorder = _recorder(subject, reason, on_incident=lambda _: over())
+        try:
+            with recorder:
+                for batch in batches:
+                    recorder.step(copied(batch))
+        except BaseException as error:  # the recorder has seen it
+            if isinstance(error, KeyboardInterrupt):
+                raise
     return recorder.incidents[-1] if recorder.incidents else None
 
 
@@ -104,7 +107,7 @@ def _as_it_begins(subject: Subject, reason: str, batches: Sequence[Any], trace: 
             return recorder.capture(reason, trace)
 
 
-def _recorder(subject: Subject, reason: str) -> Recorder:
+def _recorder(subject: Subject, reason: str, on_incident: OnIncident | None = None) -> Recorder:
     assert subject.out is not None
     return Recorder(
         subject.harness(),
@@ -117,6 +120,7 @@ def _recorder(subject: Subject, reason: str) -> Recorder:
         black_box=False,
         recapture=True,
         reason=reason,
+        on_incident=on_incident,
         limits=None if subject.clock.seconds is None else Limits(hang_after=_SOONER * subject.clock.seconds),
     )
 
