@@ -50,6 +50,7 @@ def run(arguments: list[str] | None = None) -> None:
         streams.flush()
     except BaseException as error:  # SystemExit too: it is of somebody's code, and its code is no verdict
         if debug and not isinstance(error, typer.TyperException):
+            ending.over()
             raise
         code = _report(error)
     code = 128 + ending.number if code == INTERRUPTED and ending.number else code

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -183,8 +184,10 @@ def test_debug_shows_the_traceback(cli, monkeypatch, made):
     monkeypatch.setattr("reprokit.pipeline.verify", lambda where: 1 / 0)
     code, _, err = cli("verify", path)
     assert code == 3 and "unexpected ZeroDivisionError" in one_line(err)
+    heard = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(ZeroDivisionError):
         run(["verify", str(path), "--debug"])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == heard
 
 
 def test_what_the_replayed_code_says_is_no_markup_and_no_escape(cli, made):
