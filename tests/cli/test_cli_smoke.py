@@ -60,7 +60,8 @@ def hanging(script, tmp_path):
 
 WAITS = "import threading\ndef hang():\n    Path('begun').touch()\n    threading.Event().wait()"
 DEAF = """
-import ctypes
+import ctypes, torch
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first imports for seconds: no part of a build
 def hang():
     lock, lib = ctypes.create_string_buffer(64), ctypes.CDLL(None)
     while True:  # the second time it waits for itself, in C
@@ -194,8 +195,8 @@ def test_nothing_is_drawn_of_a_build_that_hangs_and_that_is_told(cli, script, tm
 
 @pytest.mark.slow
 def test_what_hangs_where_nothing_can_interrupt_it_is_told_too(start, hanging, tmp_path):
-    with start(hanging(DEAF), *FAST, "--hang-after", "6", "--json", "--junit", "smoke.xml") as running:
-        out, _ = running.communicate(timeout=120)
+    with start(hanging(DEAF), *FAST, "--hang-after", "20", "--json", "--junit", "smoke.xml") as running:
+        out, _ = running.communicate(timeout=250)
     data = json.loads(out)
     assert (running.returncode, data["passed"]) == (1, False)
     (failed,) = [one for one in data["findings"] if one["verdict"] == "FAILED"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-START = [sys.executable, "-c", "from reprokit.cli.main import run; run()"]
+RUN = "from reprokit.cli.main import run; run()"
 REPLAY = ("--engine", "inline", "-n", "1")
 
 pytestmark = pytest.mark.slow
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 def start(tmp_path):
     """start(*words, **of Popen) -> a process of `reprokit`, with a cache of its own."""
 
-    def started(*words, **options):
+    def started(*words, code=RUN, **options):
         env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen([*START, *map(str, words)], env=env, **options)
+        return subprocess.Popen([sys.executable, "-c", code, *map(str, words)], env=env, **options)
 
     return started
 
@@ -64,13 +64,16 @@ def test_a_full_disk_behind_stderr_hides_no_exit_code(start):
 
 
 def test_signals_that_keep_coming_disturb_no_end(made, start, tmp_path):
-    """As from Ctrl-C pressed again and again: what runs is ended, what is known is said, with its exit code."""
+    """As from Ctrl-C pressed again and again: what runs is ended, what is known is said, with its exit code. Until then
+    a machine that is busy has more than the usual time."""
+    patient = "from reprokit.cli import signals; signals._CALM = 300.0; from reprokit.cli.main import run; run()"
     begun = tmp_path / "begun"
     waits = lambda script: script.replace(
         "step=lambda batch:", f"step=lambda batch: open({str(begun)!r}, 'w') and __import__('time').sleep(600) or"
     )
     words = ("replay", made(waits), "--engine", "process", "-n", "2", "--jobs", "1", "--json")
-    with start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    pipe = subprocess.PIPE
+    with start(*words, code=patient, stdout=pipe, stderr=pipe, text=True) as running:
         while not begun.exists() and running.poll() is None:
             time.sleep(0.05)
         while running.poll() is None:
