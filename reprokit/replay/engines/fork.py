@@ -92,8 +92,9 @@ class Fork(Engine):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)  # first: what waits would begin where one is interrupted
         self._closing.set()  # each thread leaves its attempt within one look
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown()
         for parent in self._parents:
             parent.home.close()
         if self._machine:
