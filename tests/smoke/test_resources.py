@@ -1,5 +1,6 @@
 import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,8 @@ def listing(harness):
 def test_a_healthy_model_passes_with_numbers(seed):
     found = rows(Resources(), subject(changed(loader=listing), seed=seed))
     assert not failed(found) and not skipped(found)
-    assert found[MEMORY].measured["peak_bytes"] > found[MEMORY].measured["before_bytes"] > 1e7
+    measured = found[MEMORY].measured  # what another test left free is taken first, and the process need not grow
+    assert measured["peak_bytes"] >= measured["before_bytes"] > 1e7
     assert found[TIME].measured["seconds"] > 0 and found[BATCH].measured["seconds"] >= 0
     assert found[GROWTH].measured["tensors_per_step"] == 0
 
@@ -235,8 +237,8 @@ def test_births_are_those_of_forward_and_backward_and_forget_what_is_freed():
 def test_a_peak_on_the_host_sees_what_is_gone_again():
     with meters.Peak(torch.device("cpu")) as peak:
         for _ in range(30):
-            torch.ones(5_000_000).sqrt().sum()
-    assert peak.most >= peak.before > 0 and peak.where == "the host"
+            torch.ones(25_000_000).sqrt_().sum()  # over 32 MB: no allocator has that at hand, or keeps it
+    assert peak.most - peak.before > 5e7 and peak.before > 0 and peak.where == "the host"
 
 
 def test_a_harness_on_any_device_is_measured_by_its_counters(monkeypatch):
@@ -276,3 +278,17 @@ def test_a_harness_without_parameters_is_on_the_host():
         return Harness(modules={"net": net}, optimizer=sgd, step=step, layout={"x": "b d"})
 
     assert not failed(rows(Resources(), subject(build, batches=[{"x": torch.ones(2, 2)}], config={})))
+
+
+def test_a_loader_that_is_slow_and_not_stuck_is_left_when_it_has_come_to_an_end(monkeypatch):
+    """Or it would draw random numbers in the middle of the next gate."""
+
+    class Slow:
+        def __iter__(self):
+            yield from [{"x": torch.zeros(2)}] * 2
+            time.sleep(0.5)
+            yield {"x": torch.rand(2)}
+
+    monkeypatch.setattr("reprokit.smoke.gates.resources.PATIENCE", 0.0)
+    before = set(threading.enumerate())
+    assert len(fetch(Slow(), 60.0).seconds) == 2 and set(threading.enumerate()) <= before
