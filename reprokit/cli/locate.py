@@ -57,7 +57,8 @@ def _lines(found: Mapping[str, Any], failing: int) -> list[str]:
         lines.append(f"the state was bad before step {failing} began: {some(entries, _ENTRIES)}")
     where = f" in {found['module']}" if found["module"] else ""
     when = f", step {found['step']}" if found["rewind"] else ""
-    lines.append(f"{found['producer']}{where}, {found['phase'] or 'before the step began'}{when}")
+    by = f" ({found['op']})" if found["op"] not in (None, found["producer"]) else ""  # of an autograd function
+    lines.append(f"{found['producer']}{by}{where}, {found['phase'] or 'before the step began'}{when}")
     if found["note"]:
         lines.append(f"  {found['note']}")
     lines += [f"  in   {_tensor(one)}" for one in found["inputs"]]

@@ -38,6 +38,8 @@ def write(located: Located, folder: Path) -> Path:
 
     Raises BadInput where the failure has no operation, or its arguments were too large to keep.
     """
+    if located.description["op"] is None and located.description["phase"]:
+        raise BadInput(f"{located.description['producer']} was raised in Python: there is no operation for a script")
     if located.description["op"] is None:
         raise BadInput(
             f"{located.description['producer']} was bad before the step began: there is no operation for a script; "

@@ -44,13 +44,14 @@ class Follower:
         return self._trace
 
     def located(self, probe: Probe) -> tuple[dict[str, Any] | None, Mapping[str, Any] | None]:
-        """Where the first symptom of the last step has its bad values from, and the operation's arguments. What is bad
-        in the state answers where no operation does."""
-        suspect = probe.suspect()
-        if suspect is None:
-            origin = self._trace.raised
-        else:
-            origin = self._trace.origin(suspect) or next(iter(self._bad.values()), None)
+        """Where the first symptom of the last step has its bad values from, and the operation's arguments. Where none
+        made them, what is bad in the state answers, and else the operation that got them."""
+        suspect, trace, origin = probe.suspect(), self._trace, None
+        if suspect is not None:
+            state = next(iter(self._bad.values()), None)
+            origin = trace.origin(suspect) or state or trace.met(suspect)
+        elif probe.error and probe.signature:
+            origin = trace.raised(probe.error, probe.signature.where)
         if origin is None:
             return None, None
         return {**origin.to_json(), "bad_before": list(self._bad), "spoiled_in": self._spoiled}, origin.arguments

@@ -70,6 +70,7 @@ class Probe:
         self.blind = False  # its symptoms are not all that there may be
         self.scaling: Scaling | None = None  # what the scaler did
         self._symptoms: list[Symptom] = []
+        self.error: BaseException | None = None  # that left the step
         self.signature: Signature | None = None  # of an exception; the other kinds are named by `failure.first`
         self.strangers: list[str] = []  # optimizers that stepped and that the harness does not list
         self._harness = harness
@@ -210,6 +211,7 @@ class Probe:
 
     def fail(self, error: BaseException, roots: Iterable[Path]) -> None:
         """An exception that left the step: the first of all kinds."""
+        self.error = error
         self.signature = exception_signature(error, phase=phase_of(error), roots=list(roots))
         evidence = {"type": type(error).__name__, "message": said(error)[:_LONGEST]}
         self._symptoms.append(Symptom(kind=self.signature.kind, where=self.signature.where, evidence=evidence))

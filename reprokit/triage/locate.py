@@ -22,6 +22,8 @@ from reprokit.step.outcome import Outcome, Status
 
 EAGER = Variant(name="eager", env={"TORCHDYNAMO_DISABLE": "1"})
 TRACEABLE = (Kind.NONFINITE_LOSS, Kind.NONFINITE_GRAD, Kind.NONFINITE_PARAM, Kind.EXCEPTION, Kind.OOM)
+_HANDED = "the step, or its optimizer, handed it a number that is not finite"
+_FOREIGN = "what it read was bad already, and no torch operation made that: NumPy did, or a kernel of the step's own"
 _NO_HISTORY = "this incident holds no earlier steps, so what made it bad lies outside; Recorder(history=...) keeps some"
 
 
@@ -56,7 +58,9 @@ def locate(
     if outcome.located is None:
         raise BadInput(f"{incident.path}: no torch operation made the bad value: the step computed it in another way, "
                        "in NumPy or a kernel of its own")  # fmt: skip
-    found = Located(description={**outcome.located, "rewind": 0, "note": ""}, arguments=arguments())
+    in_python = outcome.located["op"] is None and outcome.located["phase"]
+    told = {"rewind": 0, "note": _message(outcome) if in_python else _passed_on(outcome.located)}
+    found = Located(description={**outcome.located, **told}, arguments=arguments())
     return _further_back(incident, case, found, evaluate, arguments) if outcome.located["bad_before"] else found
 
 
@@ -69,6 +73,21 @@ def _check(incident: Incident, outcome: Outcome) -> None:
     if outcome.status is not Status.FAIL:
         raise NotReproduced(f"{incident.path}: does not fail here when it runs eagerly ({outcome.status}); "
                             f"see how often it does: reprokit replay {incident.path}")  # fmt: skip
+
+
+def _message(outcome: Outcome) -> str:
+    """Of an exception, its first line."""
+    said = str(outcome.symptoms[0].evidence.get("message", "")) if outcome.symptoms else ""
+    return (said.strip().splitlines() or ["it has no message"])[0]
+
+
+def _passed_on(found: Mapping[str, Any]) -> str:
+    """Where the operation only passed on what it read: what that was."""
+    bad = [one for one in found["inputs"] if one["nan"] or one["inf"]]
+    made = any(one["nan"] for one in found["outputs"]) and not any(one["nan"] for one in bad)
+    if not bad or not found["outputs"] or made:
+        return ""
+    return _HANDED if any(one["dtype"] == "float" for one in bad) else _FOREIGN
 
 
 def _further_back(
@@ -87,7 +106,7 @@ def _further_back(
         why = f"going back {back} steps does not lead to it again ({outcome.status}), so who made it is not known"
         return replace(found, description={**found.description, "note": why})
     earlier, note = outcome.located, ""
-    if earlier["op"] is None and not earlier["producer"].startswith("batch"):
+    if not earlier["phase"] and not earlier["producer"].startswith("batch"):
         after = earlier["spoiled_in"]
         by = f"by no torch operation: step {after}, or what the loop did after it, wrote it in another way"
         note = by if after is not None else f"it was bad before all {back} steps that this incident holds"

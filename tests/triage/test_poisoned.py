@@ -11,7 +11,7 @@ import torch
 from reprokit.capture.recorder import IncidentCaptured, Recorder
 from reprokit.cli.main import run
 from reprokit.errors import BadInput, Infrastructure
-from reprokit.failure import Kind, Signature
+from reprokit.failure import Kind, Signature, Symptom
 from reprokit.incident import Incident
 from reprokit.reduce.isolation import NotReproduced
 from reprokit.step.evaluate import Session
@@ -135,9 +135,34 @@ def test_what_cannot_be_located_has_the_exit_code_that_replay_gives(status, kind
     assert error.value.exit_code == code and "\n" not in str(error.value)
 
 
+TOLD = {"op": "x", "producer": "x", "phase": "forward", "inputs": [], "outputs": []}
+TOLD |= {"bad_before": [], "spoiled_in": None}
+GOOD = {"dtype": "float32", "nan": 0, "inf": 0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "says"),
+    [
+        ([GOOD], [GOOD | {"nan": 1}], ""),
+        ([GOOD | {"inf": 1}], [GOOD | {"nan": 1}], ""),  # the NaN is of its making
+        ([GOOD, GOOD | {"dtype": "float", "inf": 1}], [GOOD | {"inf": 1}], "handed it a number that is not finite"),
+        ([GOOD | {"nan": 1}], [GOOD | {"nan": 1}], "no torch operation made that"),
+    ],
+)
+def test_an_operation_that_only_passed_on_what_it_read_is_told_as_such(inputs, outputs, says):
+    outcome = Outcome(status=Status.FAIL, located=TOLD | {"inputs": inputs, "outputs": outputs})
+    note = locate(subject(), lambda case: outcome, lambda: None).description["note"]
+    assert says in note and bool(says) == bool(note)
+
+
+def test_an_exception_of_python_is_told_with_its_message():
+    symptom = Symptom(kind=Kind.EXCEPTION, where="forward", evidence={"message": "one sample only\nand more"})
+    outcome = Outcome(status=Status.FAIL, located=TOLD | {"op": None}, symptoms=(symptom,))
+    assert locate(subject(), lambda case: outcome, lambda: None).description["note"] == "one sample only"
+
+
 def test_a_history_that_leads_elsewhere_costs_no_answer():
-    told = {"op": "x", "producer": "x", "bad_before": ["y"], "spoiled_in": None}
-    outcome = Outcome(status=Status.FAIL, located=told)
+    outcome = Outcome(status=Status.FAIL, located=TOLD | {"bad_before": ["y"]})
     answers = lambda case: replace(outcome, status=Status.PASS, located=None) if case.rewind else outcome
     found = locate(subject(rewindable=lambda: 3), answers, lambda: "kept")
     assert found.description["op"] == "x" and found.arguments == "kept"
