@@ -41,12 +41,19 @@ def main():
     took = time.perf_counter() - began
     found = {"kills": 0, "whole": 0, "broken": [], "drafts": 0, "swept": 0, "left": []}
     for kill in range(kills):
+        reader, ended = os.pipe()
         pid = os.fork()
         if not pid:
-            forever(Writer(run, recapture=True), start, saw)
-        time.sleep(choose.uniform(0, (1.5 if kill % 4 else 6) * took))  # the long ones see a few that are whole
+            os.close(reader)
+            forever(Writer(run, recapture=True), start, saw, ended)
+        os.close(ended)
+        for _ in range(0 if kill % 4 else choose.randrange(1, 6)):  # some see a few that are whole
+            if not os.read(reader, 1):
+                raise RuntimeError("the child died by itself")
+        time.sleep(choose.uniform(0, 1.5 * took))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(reader)
         found["kills"] += 1
         look(out, found)
     for draft in out.iterdir():
@@ -63,10 +70,11 @@ def snapshot():
     return Snapshot(step=1, state=state, batch=batch, donor=batch, **about)
 
 
-def forever(writer, start, saw):
+def forever(writer, start, saw, ended):
     try:
         while True:
             writer.write(1, lambda: start, saw, None)
+            os.write(ended, b".")
     finally:
         os._exit(1)
 
