@@ -5,6 +5,10 @@ three are guilty, since any of them left is enough. A question to the whole batc
 the search can do without it: it is done near the reduced case, along one axis at a time, where a question costs a few
 hundredths, and the whole batch then confirms or refutes what was found. Only what it confirmed is reported.
 
+What fails alone need not be alone to blame: where each sample lacks what the step divides by, one of them is kept, and
+any of them heals. So those that were dropped are put back with the donor's content, which costs little near the reduced
+case: where that passes, they are asked about, too.
+
 How to read an axis: one element, or several of which each alone heals; `together`, where several heal only all at once;
 nothing, where only all of the axis together heals (it does not tell where the failure is), or not even that (the
 failure is in other tensors as well).
@@ -57,7 +61,8 @@ def find(
             continue  # what fails in another way near says nothing: a smaller shape may have failures of its own
         if (yield from heals_whole((one,))):
             confirmed.append(one)
-    if confirmed and thorough and len(whole.keep[axis]) <= _SINGLES:
+    all_asked = len(whole.keep[axis]) <= _SINGLES
+    if confirmed and all_asked and (thorough or (yield from _needs_others(rules, reduced, axis))):
         for one in minus(whole.keep[axis], essential):
             if (yield from heals_whole((one,))):
                 confirmed.append(one)
@@ -67,6 +72,14 @@ def find(
     if base and (yield from heals_whole(base)):
         return _told(whole, axis, (yield from through(one_minimal(range(len(base))), base, heals_whole)))
     return (yield from _search(whole, near, axis, heals_near, heals_whole))
+
+
+def _needs_others(rules: Rules, reduced: Part, axis: str) -> Asking[bool]:
+    """Whether the reduced case passes once healthy elements stand beside it: then it fails only where those are bad."""
+    beside = minus(reduced.whole[axis], reduced.keep[axis])
+    if axis == KEY or not beside:
+        return False
+    return (yield from rules.passes(reduced.drop_all_but(axis, reduced.whole[axis]).heal(axis, beside).case()))
 
 
 def _search(whole: Part, near: Part, axis: str, heals_near: Heals, heals_whole: Heals) -> Asking[Guilt]:

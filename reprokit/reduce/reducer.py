@@ -45,6 +45,12 @@ _AGAIN = {
     "captured": "it fails only sometimes: searched again, with several trials a question",
     "fresh": "it depends on random numbers: searched again, over several of their states",
 }
+_CAPTURED = "it depends on random numbers, and what is said here holds for the captured ones alone: from others it"
+_CLEARED = "the donor fails as well, in a fresh process: nothing in the batch is to blame"
+_UNTOLD = (
+    "smooth content with the range, the integers and the texts of the batch fails as well: without a healthy batch "
+    "nobody knows whether this one is to blame"
+)
 _FINAL = 60  # runs of a reduced case that comes and goes, to see it fail once to its end
 
 
@@ -87,6 +93,14 @@ def reduce(
                 lightest = LEVELS[-1]
 
 
+class _TooSeldom(NotReproduced):
+    """It comes and goes, and too seldom to be searched for."""
+
+    def __init__(self, line: str, seen: str) -> None:
+        super().__init__(line)
+        self.seen = seen
+
+
 class _Reducer:
     def __init__(
         self, incident: Incident, batch: Known, oracle: Oracle, on_progress: Callable[[Progress], None] | None
@@ -97,6 +111,7 @@ class _Reducer:
         self._plan = Plan(setup=self._setup, donor=None)
         self._trail: list[tuple[int, float]] = []
         self._whole = batch.weigh(self._setup.whole.case())  # more than 1 where earlier steps belong to it
+        self._depends_on_rng = False
         self._failed = 0  # evaluations that came to the captured failure
         self._started = monotonic()
         oracle.on_answer = self._report
@@ -133,8 +148,16 @@ class _Reducer:
         drive(self._setup.model.checked(self._setup.whole.case()), self._oracle.ask)
         complete = self._drive()
         if complete and not self._oracle.rates and (how := self._contradiction()):
+            try:
+                self._measure(how)
+            except _TooSeldom as rare:
+                if how != "fresh":
+                    raise
+                self._oracle.rng, self._depends_on_rng = "captured", True
+                self._notes.append(f"{_CAPTURED} {rare.seen}")
+                return complete
+            self._depends_on_rng = how == "fresh"
             self._notes.append(_AGAIN[how])
-            self._measure(how)
             complete = self._drive()
         return complete
 
@@ -156,13 +179,19 @@ class _Reducer:
         if outcome is None:
             return None
         if outcome.status is Status.FAIL and not self._isolation.flaky:
-            self._notes.append("the donor fails as well, in a fresh process: nothing in the batch is to blame")
+            self._notes.append(_UNTOLD if self._batch.donor == "generated" else _CLEARED)
         elif outcome.status is not Status.PASS and not self._isolation.flaky:
             why = name(outcome.signature) if outcome.signature else f"{outcome.status} {last_line(outcome.detail)}"
             self._notes.append(f"the donor was not used, for it does not pass: {why}")
         else:
             return Donor(equal=self._batch.equal, unfit=self._batch.unfit)
         return None
+
+    @property
+    def _batch_guilty(self) -> bool | None:
+        """What was made from the batch's own values, and fails, may have the cause in it: it clears nothing."""
+        said = self._isolation.batch_guilty
+        return None if self._batch.donor == "generated" and said is False else said
 
     def _suspects(self) -> dict[str, Indices]:
         """What stands out in the batch's content, and the samples whose values were seen to go bad, which say more."""
@@ -198,7 +227,7 @@ class _Reducer:
         fails = lambda asked: oracle.trial(contents[asked[0]], asked[1]).status is Status.FAIL
         rates = measure(fails, Rates(donor=Count() if self._donor else None))
         if isinstance(rates, Indistinct):
-            raise NotReproduced(f"{self._incident.path}: {rates}; see what it depends on: reprokit replay")
+            raise _TooSeldom(f"{self._incident.path}: {rates}; see what it depends on: reprokit replay", str(rates))
         oracle.rates = rates
 
     def _reduction(self, *, complete: bool) -> Reduction:
@@ -207,7 +236,7 @@ class _Reducer:
         return Reduction(
             signature=oracle.captured,
             axes=self._axes(),
-            batch_guilty=True if oracle.rates and self._donor else isolation.batch_guilty,
+            batch_guilty=True if oracle.rates and self._donor else self._batch_guilty,
             calls=oracle.calls,
             step_equivalents=oracle.cost,
             seconds=monotonic() - self._started,
@@ -223,7 +252,7 @@ class _Reducer:
             groups=tuple({axis: part.keep[axis] for axis in self._setup.axes} for part in (plan.part, *plan.groups)),
             regions=tuple(region.to_json() for region in plan.regions),
             rate=oracle.rates.to_json() if oracle.rates else None,
-            depends_on_rng=oracle.rng == "fresh",
+            depends_on_rng=self._depends_on_rng,
             trail=tuple(self._trail),
             untried=self._setup.texts,
             notes=(*self._notes, *plan.notes),
@@ -242,7 +271,7 @@ class _Reducer:
         """Those that can be cut, and `key` where it tells something."""
         plan, key = self._plan, self._plan.guilt.get(KEY)
         names = [*self._setup.axes, *([KEY] if key and (key.indices or plan.part.healed.get(KEY)) else [])]
-        cleared = Guilt() if self._isolation.batch_guilty is False and not self._oracle.rates else None
+        cleared = Guilt() if self._batch_guilty is False and not self._oracle.rates else None
         return {axis: self._axis(axis, plan.guilt.get(axis, cleared)) for axis in names}
 
     def _axis(self, axis: str, guilt: Guilt | None) -> Axis:
