@@ -128,7 +128,8 @@ class Minimiser:
             return self._cut(healed, axis, healed.ordered(axis, (*content, *some)))
 
         fails = lambda some: self._rules.fails_soundly(beside(some))
-        self.part = beside((yield from through(smallest(range(len(shape))), shape, fails)))
+        alone = yield from fails(())  # a shape that takes whole blocks alone may have refused each cut on the way here
+        self.part = beside(() if alone else (yield from through(smallest(range(len(shape))), shape, fails)))
 
     def _content(self, axis: str, search: Callable[[range], Search], keep: Indices = ()) -> Asking[None]:
         """Heal all but what must keep its content, and what is to keep it anyway, which may decide alone."""

@@ -205,6 +205,20 @@ def test_tubelets_of_two_frames_leave_one_tubelet(make):
     check_one_minimal(bench, found)
 
 
+def test_blocks_in_which_lengths_are_taken_leave_one_block(make):
+    """A hop of sixteen frames is silent: no window that ends inside of a hop can be asked for."""
+
+    def look(batch):
+        hops = batch["global"][..., 0].unflatten(1, (-1, 16))
+        return NAN if (hops.pow(2).sum(2) < 0.01).any() else None
+
+    def silent(batch):
+        batch["global"][1, 32:48, 0] *= 0.01
+
+    axis, hop = make(silent, look, t=64).reduce().axes["t"], tuple(range(32, 48))
+    assert (axis.kept, axis.healed, axis.guilty, axis.together) == (hop, (), hop, False)  # a sound in any frame heals
+
+
 def test_another_failure_that_healthy_content_does_not_have_is_a_finding(make):
     def look(batch):
         local = batch["local"]
