@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
@@ -103,9 +104,9 @@ class Worker:
             outcome = self._company.evaluate(case, timeout=timeout, on_step=on_step)
             return replace(outcome, total_seconds=perf_counter() - started)
         wanted = child_environment(self._incident, case) | self._seat
-        if isolation == "process" or wanted != self._environment:
+        if isolation == "process":
             self._stop()
-        process = self._process or self._start(wanted)
+        process = self._ready(wanted)
         out = Path(self._scratch.name) / "outcome.json"
         for stale in (out, marker(out), out.parent / f"{ARGUMENTS}.json"):
             stale.unlink(missing_ok=True)
@@ -143,9 +144,7 @@ class Worker:
         """
         case = Case(incident=self._incident.path.resolve(), variant=variant or Variant())
         wanted = child_environment(self._incident, case)
-        if wanted != self._environment:
-            self._stop()
-        process = self._process or self._start(wanted)
+        process = self._ready(wanted)
         out = Path(self._scratch.name) / "description.json"
         out.unlink(missing_ok=True)
         answered = self._ask(process, {"describe": case.to_json(), "out": str(out)}, Deadline(timeout, marker(out)))
@@ -176,6 +175,13 @@ class Worker:
             self._company.close()
         self._stop()
         self._scratch.cleanup()
+
+    def _ready(self, variables: dict[str, str]) -> Kept:
+        """The one that is there, or a new one."""
+        there = self._process
+        if there and (variables != self._environment or there.process.poll() is not None):
+            self._stop()
+        return self._process or self._start(variables)
 
     def _start(self, variables: dict[str, str]) -> Kept:
         command = [sys.executable, "-m", "reprokit.step.serve"]
@@ -230,7 +236,7 @@ class Worker:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process:
-            with process.process:
+            with suppress(BrokenPipeError), process.process:  # it may have died with a request in its pipe
                 process.end()
 
 

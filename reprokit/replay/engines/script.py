@@ -27,7 +27,7 @@ from reprokit.incident import Incident
 from reprokit.replay import command, share
 from reprokit.replay.criterion import Criterion, Ending, Metric, conclude
 from reprokit.replay.engines.base import Engine
-from reprokit.replay.output import Scanner, measured
+from reprokit.replay.output import Scanner, drain, measured
 from reprokit.replay.stage import Stage
 from reprokit.step import memory
 from reprokit.step.case import Case
@@ -37,7 +37,7 @@ from reprokit.step.outcome import Outcome, Status
 from reprokit.step.worker import child_environment
 
 DEADLINE = 900.0  # seconds for one attempt where nobody says
-_LOOK, _PARTING = 0.05, 30.0  # seconds between looks at a process, and for one that was told to end
+_LOOK, _PARTING = 0.05, 30.0  # seconds between looks at a process, and without a byte of the last that it printed
 _READ = 1 << 16  # bytes of output at once
 
 
@@ -115,7 +115,7 @@ class ScriptProcess(Engine):
         reader.start()
         overdue = self._waited(process)
         kept.end()
-        reader.join(_PARTING)
+        drain(reader, scanner, _PARTING)
         if self._closing.is_set():
             return Outcome(status=Status.INFRA, detail="interrupted")
         code = process.returncode
