@@ -128,7 +128,8 @@ class Minimiser:
             return self._cut(healed, axis, healed.ordered(axis, (*content, *some)))
 
         fails = lambda some: self._rules.fails_soundly(beside(some))
-        alone = yield from self._rules.fails_soundly(beside(()))  # a shape that takes whole blocks alone may have refused each cut on the way here
+        # where a model takes whole blocks alone, each cut on the way here was refused
+        alone = yield from self._rules.fails_soundly(beside(()))
         self.part = beside(() if alone else (yield from through(smallest(range(len(shape))), shape, fails)))
 
     def _content(self, axis: str, search: Callable[[range], Search], keep: Indices = ()) -> Asking[None]:
