@@ -18,7 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -79,8 +79,8 @@ class Writer:
         self._written = 0  # bytes
         self._broken = False  # a write failed: one line about a full disk is enough
         self._said: set[str] = set()
-        self._writing: threading.Lock | None = None  # held by a write until it is over
-        self._unknown: list[tuple[threading.Lock, threading.Thread]] = []  # held until who is to know of it does
+        self._last: _Under | None = None  # write
+        self._unknown: list[_Under] = []  # writes of which not all know who are to
 
     def __enter__(self) -> Self:
         self._tee.__enter__()
@@ -108,18 +108,19 @@ class Writer:
 
     def busy(self) -> bool:
         """Whether an incident is being written."""
-        return self._writing is not None and self._writing.locked()
+        return self._last is not None and self._last.over.locked()
 
     def wait(self) -> None:
-        """For what is being written, however long that takes, and not for a tracker that is told of it."""
-        if self._writing is not None:
-            _is_over(self._writing)
+        """For what is being written, however long that takes, and not for a tracker that is told of it. At any instant:
+        a write that has not begun waits for whoever asks."""
+        if self._last is not None and self._last.begun.is_set():
+            _is_over(self._last.over)
 
     def finish(self) -> None:
         """Wait for what is being written, and until it is known, however long that takes."""
-        for known, thread in self._unknown:
-            if thread is not threading.current_thread():  # a tracker that is told of it may end the run
-                _is_over(known)
+        for one in self._unknown:
+            if one.begun.is_set() and one.thread is not threading.current_thread():  # a tracker may end the run
+                _is_over(one.known)
         self._counts.save()
 
     def checkpoint(self, path: Path, step: int) -> None:
@@ -191,36 +192,38 @@ class Writer:
 
     def _wait_for(self, start: Snapshot, shown: Shown, signature: Signature | None) -> Path | None:
         late, outcome, stream = threading.Event(), list[Incident | BaseException](), _stream()
-        over, known, told, left = threading.Lock(), threading.Lock(), threading.Lock(), list[bool]()
+        told, left = threading.Lock(), list[bool]()
 
         def work() -> None:
+            under.begun.set()
             try:
                 with stream:  # in its order come the copies that the snapshot is made of
                     try:
                         outcome.append(self._write(start, shown, late))
                     except BaseException as trouble:
                         outcome.append(trouble)
-                over.release()
+                under.over.release()
                 if left:
                     tell()
             finally:
-                known.release()
+                under.known.release()
 
         def tell() -> Path | None:
             return self._ended(outcome[0], start.step, signature) if told.acquire(blocking=False) else None
 
-        thread = threading.Thread(target=work, name="reprokit writer", daemon=False)
-        over.acquire()
-        known.acquire()
+        under = _Under(thread=threading.Thread(target=work, name="reprokit writer", daemon=False))
+        under.over.acquire()
+        under.known.acquire()
+        self._last, self._unknown = under, [*(one for one in self._unknown if one.known.locked()), under]
         try:
             try:
-                thread.start()
+                under.thread.start()
             except RuntimeError as trouble:  # there can be no more of them, or memory is short
+                under.over.release()
+                under.known.release()
                 self._fails(trouble)
                 return None
-            self._writing = over
-            self._unknown = [*(one for one in self._unknown if one[0].locked()), (known, thread)]
-            if _is_over(over, min(self._limits.write_within, threading.TIMEOUT_MAX)):
+            if _is_over(under.over, min(self._limits.write_within, threading.TIMEOUT_MAX)):
                 return tell()
             late.set()
             within = f"{self._limits.write_within:g} s"
@@ -320,6 +323,16 @@ def _is_over(over: threading.Lock, within: float = -1) -> bool:
         over.release()
         return True
     return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Under:
+    """A write that is under way."""
+
+    thread: threading.Thread
+    begun: threading.Event = field(default_factory=threading.Event)
+    over: threading.Lock = field(default_factory=threading.Lock)  # held until it is on disk, or has failed
+    known: threading.Lock = field(default_factory=threading.Lock)  # held until who is to know of it does
 
 
 class _Refused(Exception):

@@ -399,6 +399,32 @@ def test_a_signal_that_waits_for_a_write_may_come_at_any_instant_of_it(recorder,
     assert heard and len(train.incidents) == 10
 
 
+@pytest.mark.parametrize("instant", ["before it begins", "when it has begun"])
+def test_a_signal_that_comes_while_a_write_begins_waits_for_it_and_for_nothing_that_waits_for_the_signal(
+    recorder, monkeypatch, instant
+):
+    train, start, seen = recorder(), threading.Thread.start, []
+
+    def starting(thread):
+        writes = thread.name == "reprokit writer"
+        if instant == "before it begins" and writes:
+            train._writer.wait()  # as a handler would
+        start(thread)
+        if instant == "when it has begun" and writes:
+            assert there.wait(60)
+            threading.Timer(0.2, go.set).start()
+            train._writer.wait()
+            seen.append([path.name[0] for path in train._writer._run.out.iterdir()])
+
+    there, part, go = threading.Event(), snapshot._write_state, threading.Event()
+    monkeypatch.setattr(snapshot, "_write_state", lambda *args: (there.set(), go.wait(60), part(*args))[2])
+    if instant == "before it begins":
+        go.set()
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    assert len(run(train, batch(BAD))) == 1
+    assert not seen or seen == [["2"]]  # it is whole, and no draft
+
+
 def test_where_no_thread_can_be_started_nothing_is_written_and_training_goes_on(recorder, caplog, monkeypatch):
     def none(thread):
         raise RuntimeError("can't start new thread")
