@@ -1,8 +1,13 @@
-"""What `import reprokit` and an attempt may import: a captured environment has no more than this."""
+"""What `import reprokit` and an attempt may import: a captured environment has no more than this. And that a test asks
+the same whatever ran before it."""
 
+import importlib
 import json
 import subprocess
 import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 LIGHT = {"torch", "numpy", "safetensors", "yaml"}  # what an attempt needs, beside the standard library
 _PRINT = "import sys, json; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
@@ -45,3 +50,23 @@ def test_the_public_names_are_there():
 
     for name in reprokit.__all__:
         assert getattr(reprokit, name) is not None
+
+
+def questions():
+    asked = []
+
+    @given(st.lists(st.integers()), st.text())
+    def law(numbers, text):
+        asked.append((numbers, text))
+
+    law()
+    return asked
+
+
+def test_a_law_is_asked_the_same_whatever_was_imported_before(tmp_path, monkeypatch):
+    before = questions()
+    (tmp_path / "with_constants_of_its_own.py").write_text(f"X = {[*range(1000, 9000, 700)]}, 'a word', 'and another'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("with_constants_of_its_own")
+    assert questions() == before
+    monkeypatch.delitem(sys.modules, "with_constants_of_its_own")
