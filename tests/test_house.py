@@ -65,7 +65,8 @@ def questions():
 
 def test_a_law_is_asked_the_same_whatever_was_imported_before(tmp_path, monkeypatch):
     before = questions()
-    (tmp_path / "with_constants_of_its_own.py").write_text(f"X = {[*range(1000, 9000, 700)]}, 'a word', 'and another'\n")
+    constants = f"X = {[*range(1000, 9000, 700)]}, 'a word', 'and another'\n"
+    (tmp_path / "with_constants_of_its_own.py").write_text(constants)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("with_constants_of_its_own")
     assert questions() == before
