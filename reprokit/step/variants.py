@@ -261,15 +261,23 @@ def _without_gradients(params: Any) -> Iterator[None]:
 
 @contextmanager
 def _learning_rate(harness: Harness, value: float) -> Iterator[None]:
+    """At each step of an optimizer, whoever set another one meanwhile: the step itself, or a scheduler in it."""
     groups = [group for optimizer in harness.optimizers.values() for group in optimizer.param_groups if "lr" in group]
     if not groups:
         raise Inapplicable("variant: lr: no optimizer of this harness has one")
     before = [(group, group["lr"]) for group in groups]
-    for group, old in before:
-        group["lr"] = torch.full_like(old, value) if isinstance(old, torch.Tensor) else float(value)
+
+    def hold(*_: Any) -> None:
+        for group, old in before:
+            group["lr"] = torch.full_like(old, value) if isinstance(old, torch.Tensor) else float(value)
+
+    hold()
+    hooks = [optimizer.register_step_pre_hook(hold) for optimizer in harness.optimizers.values()]
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for group, old in before:
             group["lr"] = old
 

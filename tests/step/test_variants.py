@@ -267,6 +267,18 @@ def test_a_learning_rate_is_that_of_all_groups_for_a_while():
     assert harness.optimizer.param_groups[0]["lr"] is rate
 
 
+def test_a_learning_rate_holds_where_the_step_sets_one_itself():
+    def setting(net, batch):
+        harness.optimizer.param_groups[0]["lr"] = float("inf")
+        return {"loss": net(batch["x"]).pow(2).mean()}
+
+    harness, net = make(setting, lambda params: torch.optim.SGD(params, lr=0.1))
+    before = frozen(dict(net.named_parameters()))
+    step(harness, Variant(harness={"lr": 0}))
+    assert same(dict(net.named_parameters()), before) and harness.optimizer.param_groups[0]["lr"] == 0.1
+    assert not harness.optimizer._optimizer_step_pre_hooks
+
+
 def test_fields_of_the_harness_change_for_the_step_alone():
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     harness, net = make(scaler=scaler, accumulate=2, clip_grad_norm=1.0, autocast="bf16")
