@@ -157,7 +157,7 @@ while True:
 
 @pytest.mark.parametrize("engine", [PROCESS, DOCKER])
 def test_what_is_deaf_and_forks_ends_with_its_attempt(run, engine, overdue_when):
-    own = mark()
+    own, ending = mark(), mark()
     overdue_when(lambda: len(sleeping(own)) == 3)
     found = run(DEAF, engine, words=f"{own} hang", fails_on=["hang"])
     assert found.attempts[0].outcome.status is Status.FAIL and not sleeping(own)
@@ -167,8 +167,8 @@ def test_what_is_deaf_and_forks_ends_with_its_attempt(run, engine, overdue_when)
     assert seen.attempts[0].outcome.status is Status.FAIL and not sleeping(own)
     other = run(DEAF, engine, words=f"{own} hang")
     assert other.attempts[0].outcome.status is Status.OTHER
-    ended = run(DEAF, engine, words=f"{own} end")
-    assert ended.attempts[0].outcome.status is Status.PASS and not sleeping(own)
+    ended = run(DEAF, engine, words=f"{ending} end")
+    assert ended.attempts[0].outcome.status is Status.PASS and not sleeping(ending)
 
 
 @pytest.mark.parametrize("engine", [PROCESS, DOCKER])
