@@ -39,7 +39,7 @@ def write(located: Located, folder: Path) -> Path:
     Raises BadInput where the failure has no operation, or its arguments were too large to keep.
     """
     if located.description["op"] is None and located.description["phase"]:
-        raise BadInput(f"{located.description['producer']} was raised in Python: there is no operation for a script")
+        raise BadInput(f"{located.description['producer']} was raised by no operation, so there is none for a script")
     if located.description["op"] is None:
         raise BadInput(
             f"{located.description['producer']} was bad before the step began: there is no operation for a script; "

@@ -72,6 +72,12 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_work(tmp_path, cli, mon
         assert (code, out) == (2, "") and says in err and len(err.splitlines()) == 1
 
 
+def test_an_exception_that_no_operation_raised_has_no_script(tmp_path):
+    described = {"op": None, "producer": "ValueError", "phase": "forward"}
+    with pytest.raises(BadInput, match="ValueError was raised by no operation"):
+        standalone.write(Located(description=described, arguments=None), tmp_path / "out")
+
+
 def test_names_that_would_become_code_are_refused(tmp_path):
     described = {"op": "aten.div.Tensor(0)\nimport os", "producer": "x", "phase": "forward", "inputs": []}
     with pytest.raises(BadInput, match="none that torch gives"):
