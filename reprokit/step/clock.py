@@ -63,12 +63,12 @@ def _replacements(nanoseconds: Callable[[], int]) -> dict[Any, Callable[..., Any
 def _modules() -> list[ModuleType]:
     """`time` itself, and modules that are nobody's machinery."""
     others = {*_OURS, *sys.stdlib_module_names} - {"__main__"}
-    here = list(sys.modules.items())  # at once: another thread may import meanwhile
-    named = [module for name, module in here if name.partition(".")[0] not in others]
+    here = sys.modules.copy()  # at once, as a list of its items is not: another thread may import meanwhile
+    named = [module for name, module in here.items() if name.partition(".")[0] not in others]
     return [time, *(module for module in named if isinstance(module, ModuleType))]
 
 
 def _held(module: ModuleType, replaced: dict[Any, Any]) -> list[tuple[str, Any]]:
     """Names under which it has one of these functions."""
     builtin = type(time.time)
-    return [(name, one) for name, one in list(vars(module).items()) if type(one) is builtin and one in replaced]
+    return [(name, one) for name, one in vars(module).copy().items() if type(one) is builtin and one in replaced]
