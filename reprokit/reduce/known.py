@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -21,7 +22,7 @@ from reprokit.reduce.minimise import Setup
 from reprokit.reduce.model import Model
 from reprokit.reduce.moves import Part, axes_of, cuttable, total, weigher
 from reprokit.reduce.values import ORDER, candidates
-from reprokit.step import smooth
+from reprokit.step import smooth, values
 from reprokit.step.case import Case, Simpler
 from reprokit.step.refit import same
 from reprokit.step.rewind import axis as history
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from reprokit.incident import Incident
 
 Source = Literal["captured", "generated"]
+_OTHER: tuple[Simpler, ...] = ("zero", "constant")
 _LARGE = 1 << 26  # bytes: four digests of it take a second
 
 
@@ -41,6 +43,7 @@ class Known:
     setup: Setup
     weigh: Callable[[Case], float]
     donor: Source | None  # what is taken for healthy content
+    copied: Mapping[str, tuple[Simpler, ...]]  # numbers of the batch in generated content, and what changes them
     equal: bool  # the donor healed into the batch's shape is the donor itself
     unfit: str
     suspects: Mapping[str, Indices]
@@ -82,11 +85,22 @@ class Known:
             setup=setup,
             weigh=weigh,
             donor=source if donor is not None else None,
+            copied=_copied(layout, batch, donor) if source == "generated" and donor is not None else {},
             equal=equal and not rewind,
             unfit=unfit,
             suspects=hints.suspects(batch, donor, layout),
             notes=tuple(notes),
         )
+
+
+def _copied(layout: Layout, batch: Any, donor: Any) -> dict[str, tuple[Simpler, ...]]:
+    """Labels, masks, lengths, and what other values they can be given. Texts and objects have none."""
+    others, found = layout.leaves(donor), dict[str, tuple[Simpler, ...]]()
+    for entry, value in layout.leaves(batch).items():
+        if same(value, others[entry]):
+            with suppress(BadInput):
+                found[entry] = tuple(kind for kind in _OTHER if not same(values.simpler(value, kind, entry), value))
+    return found
 
 
 def _inner(layout: Layout, axes: Mapping[str, Indices]) -> dict[str, tuple[str, ...]]:

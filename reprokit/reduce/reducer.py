@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil, log2
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
@@ -48,8 +49,8 @@ _AGAIN = {
 _CAPTURED = "it depends on random numbers, and what is said here holds for the captured ones alone: from others it"
 _CLEARED = "the donor fails as well, in a fresh process: nothing in the batch is to blame"
 _UNTOLD = (
-    "smooth content with the range, the integers and the texts of the batch fails as well: without a healthy batch "
-    "nobody knows whether this one is to blame"
+    "smooth content with the integers of the batch fails as well, but not with others, or none could be tried: without "
+    "a healthy batch nobody knows whether this one is to blame"
 )
 _FINAL = 60  # runs of a reduced case that comes and goes, to see it fail once to its end
 
@@ -112,6 +113,7 @@ class _Reducer:
         self._trail: list[tuple[int, float]] = []
         self._whole = batch.weigh(self._setup.whole.case())  # more than 1 where earlier steps belong to it
         self._depends_on_rng = False
+        self._clears = True  # a donor that fails as well does
         self._failed = 0  # evaluations that came to the captured failure
         self._started = monotonic()
         oracle.on_answer = self._report
@@ -179,7 +181,8 @@ class _Reducer:
         if outcome is None:
             return None
         if outcome.status is Status.FAIL and not self._isolation.flaky:
-            self._notes.append(_UNTOLD if self._batch.donor == "generated" else _CLEARED)
+            self._clears = self._with_other_numbers()
+            self._notes.append(_CLEARED if self._clears else _UNTOLD)
         elif outcome.status is not Status.PASS and not self._isolation.flaky:
             why = name(outcome.signature) if outcome.signature else f"{outcome.status} {last_line(outcome.detail)}"
             self._notes.append(f"the donor was not used, for it does not pass: {why}")
@@ -187,11 +190,21 @@ class _Reducer:
             return Donor(equal=self._batch.equal, unfit=self._batch.unfit)
         return None
 
+    def _with_other_numbers(self) -> bool:
+        """Whether what stands in for the batch fails whatever integers it has: if it was made, it has the batch's."""
+        copied = self._batch.copied
+        kinds = dict.fromkeys(chain.from_iterable(copied.values()))
+        other = [{entry: kind for entry, changes in copied.items() if kind in changes} for kind in kinds]
+        cases = (replace(self._setup.whole.twin(), values=values) for values in other)
+        try:
+            return all(copied.values()) and all(self._oracle.trial(case, 0).status is Status.FAIL for case in cases)
+        except Spent:
+            return False
+
     @property
     def _batch_guilty(self) -> bool | None:
-        """What was made from the batch's own values, and fails, may have the cause in it: it clears nothing."""
         said = self._isolation.batch_guilty
-        return None if self._batch.donor == "generated" and said is False else said
+        return None if said is False and not self._clears else said
 
     def _suspects(self) -> dict[str, Indices]:
         """What stands out in the batch's content, and the samples whose values were seen to go bad, which say more."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from reprokit.failure import Kind, Signature
@@ -34,12 +35,27 @@ def test_a_single_culprit_costs_no_question_to_the_whole_batch_for_each_of_the_o
     assert len(whole) < 5  # one an axis, and one for groups
 
 
+LABELS = {"global": "b t h", "local": "b v t h", "label": "b"}
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 2], [0, 0, 0, 0]])
+def test_what_fails_whatever_it_is_given_is_not_the_batchs_fault(make, labels):
+    bench = make(
+        lambda batch: batch.update(label=torch.tensor(labels)), lambda batch: NAN, options={"layout": LABELS}
+    )
+    bench.donor = None
+    found = bench.reduce()
+    cleared = any(labels)  # what is zero cannot be told from what has to be another number
+    assert found.batch_guilty is (False if cleared else None)
+    assert found.axes["b"].guilty == (() if cleared else None)
+
+
 def test_content_made_from_the_batch_itself_clears_nothing(make):
     """The first step of all fails for a label that no class has: no donor, and what stands in for it has that label."""
     bench = make(
         lambda batch: batch.update(label=torch.tensor([0, 1, 9, 2])),
         lambda batch: NAN if (batch["label"] > 3).any() else None,
-        options={"layout": {"global": "b t h", "local": "b v t h", "label": "b"}},
+        options={"layout": LABELS},
     )
     bench.donor = None
     found = bench.reduce()
