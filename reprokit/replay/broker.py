@@ -89,7 +89,7 @@ class Crew:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _places(self) -> list[Seat]:
-        """None where the head does not answer, which it may do at the next look."""
+        """An empty list where the head does not answer, which it may do at the next look."""
         asked, nodes = self._asked, []
         with suppress(RayError, RuntimeError):
             nodes = ray.nodes()

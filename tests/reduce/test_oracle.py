@@ -156,45 +156,34 @@ def test_weights_follow_each_tensor_s_own_axes():
     assert weigh(Case(incident=Path("incident"), content="donor")) == (2 * 2 * 10 + 2 * 3 * 2 * 5 + 2) / total
 
 
-def test_what_is_ended_is_not_tried_again():
-    began, ended, tries = Event(), Event(), []
+def interrupted(answer, **options):
+    """What an evaluation comes to that ends after whoever asked was interrupted; and the cases that were tried."""
+    began, ended, tries, futures = Event(), Event(), [], []
 
     def evaluate(case, isolation):
         tries.append(case)
         began.set()
         ended.wait()
-        return Outcome(status=Status.INFRA)  # as of a process that was killed
+        return answer
 
-    def interrupted(asked):
+    def ask(asked):
         with asked:
             futures.append(asked._submit(asked._trial(WHOLE.case(), 0)))
             began.wait()
             raise KeyboardInterrupt
 
-    futures = []
     with pytest.raises(KeyboardInterrupt):
-        interrupted(oracle(evaluate))
+        ask(oracle(evaluate, **options))
     ended.set()
-    assert futures[0].result().status is Status.INFRA and len(tries) == 1
+    return futures[0].result(), tries
+
+
+def test_what_is_ended_is_not_tried_again():
+    outcome, tries = interrupted(Outcome(status=Status.INFRA))  # as of a process that was killed
+    assert outcome.status is Status.INFRA and len(tries) == 1
 
 
 def test_who_is_interrupted_waits_for_no_evaluation_and_what_it_comes_to_is_no_answer(tmp_path):
-    began, ended = Event(), Event()
-
-    def evaluate(case, isolation):
-        began.set()
-        ended.wait()
-        return PASS
-
-    def interrupted(asked):
-        with asked:
-            futures.append(asked._submit(asked._trial(WHOLE.case(), 0)))
-            began.wait()
-            raise KeyboardInterrupt
-
-    futures = []
     with Journal.open(tmp_path / "journal", {}) as journal:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(oracle(evaluate, journal=journal))
-        ended.set()
-        assert futures[0].result() is PASS and not journal.answers and journal.unanswered.total() == 1
+        outcome, _ = interrupted(PASS, journal=journal)
+        assert outcome is PASS and not journal.answers and journal.unanswered.total() == 1
